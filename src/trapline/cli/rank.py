@@ -13,7 +13,15 @@ from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.picks import Pick
 from trapline.arena.standings.picks import picks as pick_all
 from trapline.arena.standings.ranking import Ranking
-from trapline.cli.reading import ProfileOption, Run, cells_of, difficulties, trap_weights
+from trapline.arena.standings.regrading import noise
+from trapline.cli.reading import (
+    ProfileOption,
+    Run,
+    cells_of,
+    difficulties,
+    history_of,
+    trap_weights,
+)
 
 EXAMPLE = "trapline rank runs/demo --picks"
 
@@ -30,7 +38,13 @@ def rank(
 ) -> None:
     """Rank the entrants of a run, with 95 % intervals from resampling it."""
     cells = cells_of(run, profile)
-    table = ranked(cells, rounds=rounds, seed=seed, trap_weight=trap_weights())
+    table = ranked(
+        cells,
+        rounds=rounds,
+        seed=seed,
+        trap_weight=trap_weights(),
+        noise=noise(history_of(run)),
+    )
     if as_json:
         print(table.model_dump_json())
         return

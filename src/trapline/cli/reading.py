@@ -50,6 +50,14 @@ def cells_of(run: str | None, profile: str | None = None) -> list[Cell]:
         return of_one_profile(store.cells(), profile)
 
 
+def history_of(run: str | None) -> list[Cell]:
+    """All grades of a run, replaced ones included; none of the published field."""
+    if run == PUBLISHED:
+        return []
+    with opened(run) as store:
+        return store.history()
+
+
 def difficulties() -> dict[str, str]:
     return {challenge.id: challenge.plan.difficulty for challenge in load_all().values()}
 

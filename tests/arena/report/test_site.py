@@ -1,6 +1,7 @@
 """The site on disk: complete, closed in itself, harmless."""
 
 import re
+import time
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
@@ -19,6 +20,8 @@ from trapline.arena.report.site import MANIFEST, Site, write_site
 from trapline.arena.runs.store import digest
 
 MOST_BYTES = 500_000
+#: Of the processor, for a hundred entrants on eight challenges.
+MOST_SECONDS = 10.0
 
 
 class Page(HTMLParser):
@@ -329,6 +332,25 @@ def test_cost_is_on_the_cell_and_in_the_standings(make_run, told):
     assert "What the answers took" not in Site(RunView(silent), told=told).render("standings.html")
 
 
+def test_attempts_have_pass_at_k_and_a_spread(make_run, told):
+    run = make_run(["heron", "otter"], ["rows"])
+    first = run.cells[0].model_copy(update={"state": "pass", "score": 90.0})
+    again = first.model_copy(update={"attempt": 2, "state": "fail", "score": 50.0})
+    page = Site(RunView(cells=[first, again, run.cells[1]]), told=told).render("standings.html")
+    row = re.search(r'<th scope="row">heron</th>(<td>2</td>.*?)</tr>', page)[1]
+    assert re.findall("<td>(.*?)</td>", row) == ["2", "50 %", "100 %", "28.3"]
+    assert "pass@" not in Site(run, told=told).render("standings.html")
+
+
+def test_methodology_says_whether_grading_noise_is_inside(small_run, told):
+    assert "do not hold the noise" in Site(small_run, told=told).render("methodology.html")
+    cell = small_run.cells[0]
+    past = [cell, cell.model_copy(update={"score": cell.score - 2.0})]
+    again = replace(small_run, history=past)
+    text = Site(again, told=told).render("methodology.html")
+    assert "1 cell graded again differ by a standard deviation of 1.41 points" in text
+
+
 def test_tracks_have_columns_of_their_own(make_run, told):
     run = make_run(["heron", "otter"], ["rows"])
     gpu = [cell.model_copy(update={"track": "gpu"}) for cell in run.cells]
@@ -376,7 +398,13 @@ def test_foreign_manifest_removes_nothing(make_run, told, tmp_path):
 @pytest.mark.full
 def test_a_hundred_entrants_on_eight_challenges_make_a_whole_site(make_run, told, tmp_path):
     run = make_run([f"entrant-{n:03d}" for n in range(100)], list(told))
-    write_site(run, tmp_path, told=told)
+    seconds = []
+    # Other work on the machine makes the same instructions slower: the best of three counts.
+    while len(seconds) < 3 and min(seconds, default=MOST_SECONDS) >= MOST_SECONDS:
+        started = time.process_time()
+        write_site(run, tmp_path, told=told)
+        seconds.append(time.process_time() - started)
+    assert min(seconds) < MOST_SECONDS
     sizes = [path.stat().st_size for path in tmp_path.rglob("*.html")]
     assert len(sizes) > 900
     assert max(sizes) < MOST_BYTES

@@ -16,6 +16,7 @@ from trapline.arena.standings.anatomy import Anatomy, anatomy
 from trapline.arena.standings.duel import Duel, duel
 from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.ranking import Ranking, Standing
+from trapline.arena.standings.regrading import Noise, noise
 from trapline.arena.standings.shape import Shape, shapes
 from trapline.arena.standings.trajectory import Trajectory, by_difficulty
 
@@ -33,7 +34,11 @@ class Reading:
             for info in self.field.challenges.values()
             if "traps" in info.weights
         }
-        return ranked(self.run.cells, trap_weight=weights)
+        return ranked(self.run.cells, trap_weight=weights, noise=self.noise)
+
+    @cached_property
+    def noise(self) -> Noise:
+        return noise(self.run.history)
 
     @cached_property
     def standing(self) -> dict[str, Standing]:
@@ -99,6 +104,18 @@ class Reading:
 
     def stage_of(self, challenge: str) -> int:
         return self.stages.index(self.field.challenges[challenge].difficulty)
+
+    @cached_property
+    def column_scores(self) -> dict[Column, dict[str, float]]:
+        """Column → entrant → score, of those that have one."""
+        return {
+            column: {
+                name: score
+                for name in self.field.entrants
+                if (score := self.field.square(name, column).score) is not None
+            }
+            for column in self.field.columns
+        }
 
     def entrant_plot(self, dimensions: tuple[str, ...]) -> EntrantPlot:
         """The plot whose frame has these dimensions; entrants that share them share it."""

@@ -15,6 +15,7 @@ from trapline.arena.standings.conclusion import conclude
 from trapline.arena.standings.costs import Cost, total_cost
 from trapline.arena.standings.margin import TIE_BAND
 from trapline.arena.standings.places import label
+from trapline.arena.standings.regrading import SILENT, Noise
 from trapline.arena.standings.resample import Draws, Table, as_graded, draw
 
 #: Pairs per block: their data fit the processor's cache.
@@ -115,13 +116,15 @@ def ranking(
     seed: int = 0,
     tie_band: float = TIE_BAND,
     trap_weight: Mapping[str, float] | None = None,
+    noise: Noise = SILENT,
 ) -> Ranking:
     """The standings, with uncertainty from `rounds` resampled fields.
 
-    `trap_weight` says, by challenge, what share of a score hangs on its traps.
+    `trap_weight` says, by challenge, what share of a score hangs on its traps; `noise`, how much
+    grading again changes a score.
     """
     everything = list(cells)
-    table = Table.of(everything, trap_weight or {})
+    table = Table.of(everything, trap_weight or {}, noise)
     graded = as_graded(table)
     theta = fit(_points(graded, tie_band))[0]
     drawn = draw(table, rounds, seed)

@@ -1,4 +1,4 @@
-"""Resampled fields: challenges, their traps and attempts drawn with replacement.
+"""Resampled fields: challenges, their traps and attempts drawn with replacement, regrading noise.
 
 The draws depend on what is drawn, not on names or the order of the input: the same field under
 other names gives the same numbers, and a clone of an entrant gets the draws of its original.
@@ -14,6 +14,7 @@ from trapline.arena.judge.rubric import FAIL_CAP
 from trapline.arena.record import Cell
 from trapline.arena.standings.board import Item, attempts, entrants_of, item_of, items_of
 from trapline.arena.standings.bradley_terry import Floats
+from trapline.arena.standings.regrading import SILENT, Noise
 
 #: The share of a score that its traps decide, for challenges without known weights.
 TRAP_WEIGHT = 0.3
@@ -28,12 +29,15 @@ class Table:
     tries: Mapping[tuple[str, Item], Sequence[Cell]]
     #: Share of the score that the traps decide, by challenge.
     trap_weight: Mapping[str, float]
+    noise: Noise = SILENT
 
     @classmethod
-    def of(cls, cells: Iterable[Cell], trap_weight: Mapping[str, float]) -> "Table":
+    def of(
+        cls, cells: Iterable[Cell], trap_weight: Mapping[str, float], noise: Noise = SILENT
+    ) -> "Table":
         tries = attempts(cells)
         flat = [cell for group in tries.values() for cell in group]
-        return cls(entrants_of(flat), items_of(flat), tries, trap_weight)
+        return cls(entrants_of(flat), items_of(flat), tries, trap_weight, noise)
 
     @property
     def challenges(self) -> list[str]:
@@ -63,7 +67,13 @@ def draw(table: Table, rounds: int, seed: int) -> Draws:
     shifts = {item: _trap_shifts(table, item, rounds, seed) for item in table.items}
     for (row, column), cells in _by_position(table):
         shift = shifts[table.items[column]]
-        drawn = np.stack([_shifted(cell, shift[cell.key]) for cell in cells], axis=1)
+        drawn = np.stack(
+            [
+                _shifted(cell, shift[cell.key] + _regraded(cell, table, rounds, seed))
+                for cell in cells
+            ],
+            axis=1,
+        )
         scores[:, row, column] = _mean_of_drawn(drawn, cells, seed)
     return Draws(scores, _item_weights(table, rounds, seed))
 
@@ -121,6 +131,15 @@ def _costs(cells: Sequence[Cell], ids: Sequence[str]) -> Floats:
         for name in cell.fallen():
             costs[row, place[name]] = penalties.get(name, 100.0 / len(ids))
     return costs
+
+
+def _regraded(cell: Cell, table: Table, rounds: int, seed: int) -> Floats:
+    """How far the score moves because grading it again gives another; by content, as above."""
+    deviation = table.noise.of(cell.challenge)
+    if not deviation:
+        return np.zeros(rounds)
+    content = (cell.challenge, cell.track, cell.attempt, cell.score, cell.state, cell.fallen())
+    return _generator(seed, "regrading", content).normal(0.0, deviation, rounds)
 
 
 def _shifted(cell: Cell, shift: Floats) -> Floats:

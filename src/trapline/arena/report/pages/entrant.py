@@ -33,7 +33,7 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
         "trapped": any(cell.traps for cell in cells),
         "finding_count": findings.counted([f for cell in cells for f in reading.findings(cell)]),
         "found": [_found(reading, cell) for cell in cells if reading.findings(cell)],
-        "best": _best(reading, cells),
+        "best": _best(reading, entrant),
     }
 
 
@@ -49,23 +49,19 @@ def _found(reading: Reading, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _best(reading: Reading, cells: list[Cell]) -> str:
-    """The challenge on which the entrant leads the others' mean most, in a sentence."""
+def _best(reading: Reading, entrant: str) -> str:
+    """The challenge on which the entrant leads the mean of the others most, in a sentence."""
     ahead = []
-    for cell in cells:
-        others = [
-            other.score
-            for other in reading.run.cells
-            if other.score is not None
-            and other.entrant != cell.entrant
-            and (other.challenge, other.track) == (cell.challenge, cell.track)
-        ]
-        if cell.score is not None and others:
-            ahead.append((cell.score - fmean(others), cell.score, cell.challenge))
-    if len({challenge for _, _, challenge in ahead}) < 2 or max(ahead)[0] < TIE_BAND:
+    for column in reading.field.columns:
+        scores = reading.column_scores[column]
+        if entrant in scores and len(scores) > 1:
+            others = (sum(scores.values()) - scores[entrant]) / (len(scores) - 1)
+            ahead.append((scores[entrant] - others, column))
+    if len(ahead) < 2 or max(ahead)[0] < TIE_BAND:
         return ""
-    lead, score, challenge = max(ahead)
-    title = reading.field.challenges[challenge].title
+    lead, column = max(ahead)
+    score = reading.column_scores[column][entrant]
+    title = reading.field.column_title(column)
     return f"{title}: {score:.1f}, {lead:.1f} points above the mean of the others."
 
 

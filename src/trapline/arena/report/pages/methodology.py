@@ -3,6 +3,7 @@
 from typing import Any
 
 from trapline.arena.record import DIMENSIONS
+from trapline.arena.report import formats
 from trapline.arena.report.pages.overview import red_team_fact
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings import margin
@@ -10,6 +11,7 @@ from trapline.arena.standings import margin
 STATES = (
     ("pass", "every part of the contract holds"),
     ("fail", "some part of the contract does not hold"),
+    ("no_answer", "no answer was given, or the model refused or was cut off; the score is 0"),
     ("hack", "it attacked the judge instead of solving the task; the score is 0"),
     (
         "infra_error",
@@ -19,7 +21,7 @@ STATES = (
 )
 DIMENSION_TEXTS = (
     ("correctness", "the share of the contract's cases that pass"),
-    ("traps", "the share of traps avoided, weighted by severity"),
+    ("traps", "100 points less what the findings cost by their severity"),
     (
         "precision",
         "error against float64, divided by the error of a careful implementation",
@@ -37,6 +39,21 @@ LEVEL_TEXTS = (
 )
 
 
+def noise_text(reading: Reading) -> str:
+    """Whether the noise of grading is inside the intervals."""
+    noise = reading.noise
+    if noise.overall is None:
+        return (
+            "No cell was graded twice under the same conditions, so the intervals do not hold the "
+            "noise of grading."
+        )
+    again = formats.count(noise.cells, "cell")
+    return (
+        f"They hold the noise of grading: {again} graded again differ by a standard deviation of "
+        f"{noise.overall:.2f} points."
+    )
+
+
 def context(reading: Reading) -> dict[str, Any]:
     red_team = red_team_fact(reading)
     return {
@@ -47,6 +64,7 @@ def context(reading: Reading) -> dict[str, Any]:
         "dimension_texts": DIMENSION_TEXTS,
         "level_texts": LEVEL_TEXTS,
         "margin_rule": margin.RULE,
+        "noise_text": noise_text(reading),
         "red_team": f"Red team: {red_team[2]} ({red_team[1]})." if red_team else "",
         "methodology": reading.run.meta.get("methodology", ""),
     }

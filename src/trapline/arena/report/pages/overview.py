@@ -126,9 +126,8 @@ def matrix_rows(reading: Reading) -> list[dict[str, Any]]:
 
 
 def _column_mean(reading: Reading, column: Any) -> float | None:
-    squares = (reading.field.square(name, column) for name in reading.field.entrants)
-    values = [square.score for square in squares if square.score is not None]
-    return mean(values) if values else None
+    values = reading.column_scores[column].values()
+    return mean(list(values)) if values else None
 
 
 def standings_table(reading: Reading) -> dict[str, Any]:

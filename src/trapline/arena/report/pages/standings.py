@@ -12,6 +12,7 @@ from trapline.arena.standings.harness_effect import (
 from trapline.arena.standings.history import history
 from trapline.arena.standings.moments import spreads
 from trapline.arena.standings.ranking import Ranking
+from trapline.arena.standings.regrading import pooled, shares
 
 MOST_IN_TABLE = 16
 
@@ -64,8 +65,49 @@ def _plot(names: list[str], matrix: list[list[float | None]]) -> Any:
 
 
 def detail_tables(reading: Reading) -> list[dict[str, Any]]:
-    found = (_spreads(reading), _costs(reading), _harness(reading), _history(reading))
+    found = (
+        _attempts(reading),
+        _spreads(reading),
+        _costs(reading),
+        _harness(reading),
+        _history(reading),
+    )
     return [table for table in found if table["rows"]]
+
+
+MOST_K = 5
+
+
+def _attempts(reading: Reading) -> dict[str, Any]:
+    """pass@k and the spread of attempts, where some cell has several."""
+    most = max((len(square.attempts) for square in reading.field.squares.values()), default=0)
+    if most < 2:
+        return {"rows": []}
+    ks = range(1, min(most, MOST_K) + 1)
+    return {
+        "title": "Attempts",
+        "note": "pass@k: the chance that one of k attempts fulfils the contract, the mean over the "
+        "challenges with at least k attempts. Spread: the standard deviation of an entrant's "
+        "attempts at the same challenge, pooled.",
+        "heads": ["Entrant", "Attempts", *(f"pass@{k}" for k in ks), "Spread"],
+        "rows": [_attempt_row(reading, name, ks) for name in reading.order],
+    }
+
+
+def _attempt_row(reading: Reading, name: str, ks: range) -> tuple[Any, ...]:
+    graded = {
+        str(square.column): [cell for cell in square.attempts if cell.score is not None]
+        for square in reading.field.row(name)
+    }
+    passed = {key: [cell.state == "pass" for cell in cells] for key, cells in graded.items()}
+    scores = [[cell.score or 0.0 for cell in cells] for cells in graded.values() if len(cells) > 1]
+    values = (shares(passed, k) for k in ks)
+    return (
+        name,
+        sum(map(len, passed.values())),
+        *("–" if value is None else formats.percent(value) for value in values),
+        formats.figure(pooled(scores)) if scores else "–",
+    )
 
 
 def _spreads(reading: Reading) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""The noise of grading: how much the score of the same answer differs when it is graded again."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from trapline.arena.record import Cell, Record
+
+
+class Noise(Record):
+    """Standard deviations of regrading, pooled over the cells that were graded again."""
+
+    #: Over all challenges; None where no cell was graded twice under the same conditions.
+    overall: float | None
+    #: By challenge, where at least one of its cells was.
+    by_challenge: dict[str, float]
+    #: Cells that were graded again.
+    cells: int
+
+    def of(self, challenge: str) -> float:
+        """The standard deviation for a challenge; 0 where nothing is known."""
+        return self.by_challenge.get(challenge, self.overall or 0.0)
+
+
+SILENT = Noise(overall=None, by_challenge={}, cells=0)
+
+
+def noise(history: Iterable[Cell]) -> Noise:
+    """From all grades of a run: same answer, challenge, versions and conditions."""
+    groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    challenge_of: dict[tuple[object, ...], str] = {}
+    for cell in history:
+        if cell.score is not None:
+            key = (*cell.key, cell.submission_digest, cell.challenge_digest, cell.isolation,
+                   cell.full, tuple(sorted(cell.versions.items())))  # fmt: skip
+            groups[key].append(cell.score)
+            challenge_of[key] = cell.challenge
+    again = {key: scores for key, scores in groups.items() if len(scores) > 1}
+    by_challenge: dict[str, list[Sequence[float]]] = defaultdict(list)
+    for key, scores in again.items():
+        by_challenge[challenge_of[key]].append(scores)
+    return Noise(
+        overall=pooled(list(again.values())) if again else None,
+        by_challenge={name: pooled(scores) for name, scores in sorted(by_challenge.items())},
+        cells=len(again),
+    )
+
+
+def pooled(groups: Sequence[Sequence[float]]) -> float:
+    squares = sum(float(np.sum((np.array(scores) - np.mean(scores)) ** 2)) for scores in groups)
+    return float(np.sqrt(squares / sum(len(scores) - 1 for scores in groups)))
+
+
+def shares(attempts: Mapping[str, Sequence[bool]], k: int) -> float | None:
+    """The mean of pass@k over challenges with at least k attempts; None where there is none."""
+    known = [pass_at(k, passed) for passed in attempts.values() if len(passed) >= k]
+    return float(np.mean(known)) if known else None
+
+
+def pass_at(k: int, passed: Sequence[bool]) -> float:
+    """The chance that one of k attempts, drawn without replacement, passes."""
+    n, failed = len(passed), len(passed) - sum(passed)
+    none_passes = 1.0
+    for drawn in range(k):
+        none_passes *= max(0, failed - drawn) / (n - drawn)
+    return 1.0 - none_passes

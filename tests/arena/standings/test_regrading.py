@@ -1,0 +1,61 @@
+"""Regrading noise and pass@k."""
+
+import pytest
+
+from trapline.arena.standings.ranking import ranking
+from trapline.arena.standings.regrading import noise, pass_at, shares
+
+
+def _graded_again(cell, scores, **others):
+    return [
+        cell("a", "one", score, minutes=minutes, **others) for minutes, score in enumerate(scores)
+    ]
+
+
+def test_noise_is_the_pooled_deviation_of_the_same_answer(cell):
+    found = noise(
+        [*_graded_again(cell, [80.0, 84.0]), *_graded_again(cell, [50.0, 50.0, 50.0], attempt=2)]
+    )
+    assert found.cells == 2
+    assert found.overall == pytest.approx((8.0 / 3) ** 0.5)
+    assert found.of("one") == found.overall
+    assert found.of("other") == found.overall
+
+
+def test_another_answer_or_another_challenge_is_not_noise(cell):
+    cells = [
+        cell("a", "one", 80.0, submission_digest="x"),
+        cell("a", "one", 20.0, submission_digest="y", minutes=1),
+        cell("b", "one", 80.0, full=True),
+        cell("b", "one", 20.0, minutes=1),
+    ]
+    assert noise(cells).overall is None
+    assert noise(cells).of("one") == 0.0
+
+
+def test_noise_widens_the_intervals(cell, field):
+    cells = field(a=[90.0] * 6, b=[88.0] * 6)
+    again = _graded_again(cell, [80.0, 90.0])
+    quiet, loud = (ranking(cells, noise=one).standings[0] for one in (noise([]), noise(again)))
+    assert quiet.score_high - quiet.score_low == 0.0
+    assert loud.score_high - loud.score_low > 5.0
+
+
+@pytest.mark.parametrize(
+    ("k", "passed", "chance"),
+    [
+        (1, [True, False, False, False], 0.25),
+        (2, [True, False, False, False], 0.5),
+        (2, [True, True, True, False], 1.0),
+        (3, [False, False, False], 0.0),
+    ],
+)
+def test_pass_at_k(k, passed, chance):
+    assert pass_at(k, passed) == pytest.approx(chance)
+
+
+def test_challenges_with_too_few_attempts_do_not_count():
+    attempts = {"one": [True, False], "two": [False]}
+    assert shares(attempts, 1) == pytest.approx(0.25)
+    assert shares(attempts, 2) == 1.0
+    assert shares(attempts, 3) is None
