@@ -5,25 +5,41 @@ reaches the values that it is judged by. The controller, which has the oracle an
 over a socket; requests and answers are pickled tuples, and only our own two ends speak there.
 """
 
+import ctypes
+import mmap
 import os
 import pickle
 import socket
 import struct
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from typing import Any
 
 from trapline.arena.errors import ArenaError
 from trapline.arena.gpu.memory import MemoryFault, memory
 
 _LENGTH = struct.Struct("!Q")
+STAGING = 256 << 20
+
+
+class Staging:
+    """Host memory through which contents of buffers travel between controller and judge."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("staging") if descriptor is None else descriptor
+        os.ftruncate(self.descriptor, STAGING)
+        self.view = mmap.mmap(self.descriptor, STAGING)
+        self.address = ctypes.addressof(ctypes.c_ubyte.from_buffer(self.view))
 
 
 class Buffers:
     """The judge's memory: numbered buffers, filled and read on request."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, staging: "Staging") -> None:
         self._memory = memory(device)
+        self.staging = staging
+        self._memory.pin(staging.address, STAGING)
         #: Number → handle, address, size.
         self._buffers: dict[int, tuple[Any, int, int]] = {}
         self._descriptors: dict[int, int] = {}
@@ -43,26 +59,17 @@ class Buffers:
         _, address, size = self._buffers[number]
         self._memory.fill(address, byte, size)
 
-    def write(self, number: int, offset: int, data: bytes) -> None:
-        self._memory.write(self._buffers[number][1] + offset, data)
+    def write(self, number: int, offset: int, size: int) -> None:
+        """The first bytes of the staging memory."""
+        self._memory.write(self._buffers[number][1] + offset, self.staging.address, size)
 
-    def repeat(self, number: int, offset: int, data: bytes, times: int) -> None:
-        """Writes the data once and copies it on the device until it is there so many times."""
-        start = self._buffers[number][1] + offset
-        self._memory.write(start, data)
-        done, whole = len(data), len(data) * times
-        while done < whole:
-            step = min(done, whole - done)
-            self._memory.copy(start + done, start, step)
-            done += step
-
-    def read(self, number: int, offset: int, size: int) -> bytearray:
-        return self._memory.read(self._buffers[number][1] + offset, size)
+    def read(self, number: int, offset: int, size: int) -> None:
+        self._memory.read(self._buffers[number][1] + offset, self.staging.address, size)
 
     def is_poisoned(self, number: int, byte: int, size: int) -> bool:
         """The first bytes of the buffer are as `poison` left them."""
-        found = self._memory.read(self._buffers[number][1], size)
-        return found.count(byte) == size
+        self.read(number, 0, size)
+        return bytes(self.staging.view[:size]).count(byte) == size
 
     def free_bytes(self) -> int:
         return self._memory.free_bytes()
@@ -78,9 +85,9 @@ class Buffers:
         self._memory.drain()
 
 
-def serve(sock: socket.socket, device: str) -> None:
+def serve(sock: socket.socket, device: str, staging: Staging) -> None:
     """Serves one controller until it closes the socket."""
-    buffers = Buffers(device)
+    buffers = Buffers(device, staging)
     while (request := _receive(sock)) is not None:
         name, *args = request
         try:
@@ -94,18 +101,43 @@ def serve(sock: socket.socket, device: str) -> None:
             os.close(descriptor)
 
 
-class Judge:
+class _Contents(ABC):
+    """Whole contents in pieces that fit into the staging memory."""
+
+    staging: Staging
+
+    @abstractmethod
+    def ask(self, name: str, *args: Any) -> Any: ...
+
+    def write(self, number: int, offset: int, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), STAGING):
+            piece = view[start : start + STAGING]
+            self.staging.view[: len(piece)] = piece
+            self.ask("write", number, offset + start, len(piece))
+
+    def read(self, number: int, offset: int, size: int) -> bytearray:
+        data = bytearray(size)
+        for start in range(0, size, STAGING):
+            length = min(STAGING, size - start)
+            self.ask("read", number, offset + start, length)
+            data[start : start + length] = memoryview(self.staging.view)[:length]
+        return data
+
+
+class Judge(_Contents):
     """The controller's end."""
 
     def __init__(self, device: str) -> None:
-        self.device = device
+        self.device, self.staging = device, Staging()
         ours, theirs = socket.socketpair()
         self._sock = ours
+        given = theirs.fileno(), self.staging.descriptor
         code = f"from {__name__} import main; main()"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), device],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-c", code, device, *map(str, given)],
+                pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 env=_environment(),
             )
@@ -172,16 +204,17 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
 
 
 def main() -> None:
-    """`judge FD DEVICE`."""
-    with socket.socket(fileno=int(sys.argv[1])) as sock:
-        serve(sock, sys.argv[2])
+    """`judge DEVICE FD STAGING`."""
+    with socket.socket(fileno=int(sys.argv[2])) as sock:
+        serve(sock, sys.argv[1], Staging(int(sys.argv[3])))
 
 
-class LocalJudge:
+class LocalJudge(_Contents):
     """The judge's buffers in this process, for code of ours."""
 
     def __init__(self, device: str) -> None:
-        self.buffers = Buffers(device)
+        self.staging = Staging()
+        self.buffers = Buffers(device, self.staging)
         self.facts = self.buffers.facts()
         self._next = 0
 

@@ -37,6 +37,8 @@ ALIGNMENT = 16
 IMPORT_SECONDS = 180.0
 #: Between the two looks at an output: what a stopped process started earlier would show up.
 LATE_SECONDS = 0.002
+#: An array that fills less of its span than one part in so many is written row by row.
+_SPARSE = 64
 
 
 @dataclass(frozen=True)
@@ -160,14 +162,15 @@ class Call:
         for value, place in zip(self.args, self.inputs, strict=True):
             if isinstance(place, Placed):
                 self.rig.judge.ask("poison", place.buffer.number, POISON)
-                self.rig.judge.ask("write", place.buffer.number, place.offset, _bytes(value))
+                for offset, data in pieces(value):
+                    self.rig.judge.write(place.buffer.number, place.offset + offset, data)
 
     def poison_outputs(self) -> None:
         for place in self.outputs:
             self.rig.judge.ask("poison", place.buffer.number, POISON)
 
     def read(self, place: Placed) -> np.ndarray:
-        data = self.rig.judge.ask("read", place.buffer.number, place.offset, place.span)
+        data = self.rig.judge.read(place.buffer.number, place.offset, place.span)
         flat = np.frombuffer(data, STORED[place.dtype])
         steps = [stride * flat.itemsize for stride in place.strides]
         return np.lib.stride_tricks.as_strided(flat, place.shape, steps).copy()
@@ -327,13 +330,23 @@ def _strides(array: np.ndarray) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def _bytes(array: np.ndarray) -> bytes:
-    """The memory of the array; between padded rows lies what lay there."""
+def pieces(array: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """The memory of the array by offset. Between padded rows lies what lay there; rows that are
+    far apart come one by one, and nothing is written between them."""
+    if not array.size:
+        return
+    count = span(array.shape, _strides(array))
+    item = STORED[dtype_name(array)].itemsize
+    if count > _SPARSE * array.size and array.ndim > 1:
+        step = array.strides[0] // array.itemsize * item
+        for row in range(len(array)):
+            for offset, data in pieces(array[row]):
+                yield row * step + offset, data
+        return
     flat = np.asarray(array).reshape(-1)
-    if array.size and not array.flags.c_contiguous:
-        count = span(array.shape, _strides(array))
+    if not array.flags.c_contiguous:
         flat = np.lib.stride_tricks.as_strided(np.asarray(array), (count,), (array.itemsize,))
-    return (narrow(flat) if isinstance(array, BFloat16) else flat).tobytes()
+    yield 0, (narrow(flat) if isinstance(array, BFloat16) else flat).tobytes()
 
 
 def _plain(value: Any) -> Any:

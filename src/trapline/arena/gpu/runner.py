@@ -147,13 +147,13 @@ def compiled(folder: str, memory: Any, include: str) -> bytes:
     arch += "a" if arch == "sm_90" else ""
     command = [found, f"-arch={arch}", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC"]
     command += ["-I", include, "-I", folder, "-o", "compiled.so", "-lcuda"]
-    done = subprocess.run(
-        [*command, os.path.join(folder, SUBMISSION + ".cu")],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    command.append(os.path.join(folder, SUBMISSION + ".cu"))
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise CompileError(f"nvcc cannot be started here: {error}") from None
     if done.returncode:
         log = (done.stdout + done.stderr).replace(folder + "/", "")
         lines = [line for line in log.splitlines() if "error" in line] or log.splitlines()

@@ -28,6 +28,8 @@ LEAST_SLOTS, MOST_SLOTS = 6, 24
 #: A long burst takes about this long, and is longer than a short one by at least so many groups.
 BURST_SECONDS, LEAST_GROUPS, MOST_GROUPS = 0.06, 8, 4000
 SHORT = 4
+#: Inputs with more elements than this are not drawn again for every slot.
+_MADE_ANEW = 1 << 24
 ROUNDS = 7
 
 
@@ -63,10 +65,25 @@ def make_ring(
     count = min(MOST_SLOTS, max(LEAST_SLOTS, wanted))
     slots = []
     for number in range(count):
-        call = Call(rig, entries[timed.entry], first if not number else timed.make(rng))
+        made = first if not number else _varied(first, timed, rng)
+        call = Call(rig, entries[timed.entry], made)
         call.write_inputs()
         slots.append(call)
     return Ring(rig, timed, slots)
+
+
+def _varied(first: tuple[Any, ...], timed: Timed, rng: np.random.Generator) -> tuple[Any, ...]:
+    """Arguments of the same kind: made anew, or, where that takes long, with rows moved on."""
+    arrays = [value for value in first if isinstance(value, np.ndarray)]
+    rows = len(arrays[0])
+    if sum(value.size for value in arrays) < _MADE_ANEW or rows < MOST_SLOTS:
+        return timed.make(rng)
+    step = int(rng.integers(1, rows))
+    moves = [isinstance(value, np.ndarray) and len(value) == rows for value in first]
+    return tuple(
+        np.roll(value, step, axis=0) if moved else value
+        for value, moved in zip(first, moves, strict=True)
+    )
 
 
 def learn(ring: Ring, gold: GpuSubmission) -> None:

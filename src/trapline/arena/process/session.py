@@ -192,7 +192,7 @@ def _connect(
             Launch(
                 *(config.level, program, folder, theirs, config.limits, config.packages),
                 scratch_mb=scratch,
-                gpu=config.device == "cuda",
+                gpu=bool(config.device),
             )
         )
     if program == "worker":

@@ -1,0 +1,176 @@
+"""The rig with host memory in place of a GPU: buffers, poison, borders, bursts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.gpu.contract import POISON, Entry, Output, Timed, bfloat16, poison
+from trapline.arena.gpu.measure import score
+from trapline.arena.gpu.rig import GpuSubmission, Rig, pieces
+from trapline.arena.gpu.timing import Clock, learn, make_ring
+from trapline.arena.process.isolation.spec import SandboxLimits
+from trapline.arena.process.session import SandboxConfig
+
+ENTRIES = {"double": Entry(lambda x: (Output(x.shape, "float32"),))}
+RIGHT = "def double(x, y):\n    y.copy_(2 * x)\n"
+#: Everything that a wrong answer of these tests does, chosen by the first element of x.
+WRONG = """
+import ctypes
+
+seen = []
+
+def double(x, y):
+    what = int(x.reshape(-1)[0])
+    if what == 1:
+        return 2 * x
+    y.copy_(2 * x)
+    if what == 2:
+        ctypes.memset(y.data_ptr() - 8, 0, 4)
+    if what == 3:
+        ctypes.string_at(y.data_ptr() + y.numel() * 4 + 16, 1)
+    if what == 4:
+        x.add_(1)
+    if what == 5:
+        raise ValueError("not today")
+"""
+CACHED = """
+first = []
+
+def double(x, y):
+    if not first:
+        first.append(2 * x.clone())
+    y.copy_(first[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def rig():
+    with Rig("cpu") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def answer_of(rig, tmp_path_factory):
+    opened = []
+
+    def make(source, name="solution.py"):
+        folder = tmp_path_factory.mktemp("answer")
+        (folder / name).write_text(source)
+        limits = SandboxLimits(memory_mb=4096, processes=64, file_mb=256)
+        config = SandboxConfig("landlock", limits, 30.0, ("torch",), device="cpu")
+        opened.append(GpuSubmission(Path(folder), config, ENTRIES, rig))
+        return opened[-1]
+
+    yield make
+    for submission in opened:
+        submission.close()
+
+
+@pytest.fixture(scope="module")
+def right(answer_of):
+    return answer_of(RIGHT)
+
+
+@pytest.fixture(scope="module")
+def wrong(answer_of):
+    return answer_of(WRONG)
+
+
+def ones(what):
+    return np.full((2, 4), what, np.float32)
+
+
+def test_an_answer_reads_inputs_and_writes_outputs(right):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert np.array_equal(right.double(x), 2 * x)
+
+
+def test_strides_of_padded_rows_are_kept(right):
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)[:, :5]
+    assert np.array_equal(right.double(x), 2 * x)
+
+
+def test_bfloat16_travels_as_bfloat16(right):
+    x = bfloat16(np.array([[1.0, 2.0**-9, 3.14159]]))
+    assert np.array_equal(right.double(x), 2 * np.asarray(x))
+
+
+def test_missing_entry_points_are_named(right):
+    assert right.fresh().start(["double", "triple"]) == ["triple"]
+
+
+def test_an_answer_that_returns_is_told_that_nothing_was_written(wrong):
+    with pytest.raises(Violation, match="did not write its output 0; it returned a Tensor instead"):
+        wrong.double(ones(1))
+
+
+def test_writing_before_an_output_is_seen(wrong):
+    with pytest.raises(Violation, match="wrote outside its output 0"):
+        wrong.double(ones(2))
+
+
+def test_reading_beyond_a_buffer_ends_the_runner_and_the_next_call_is_right(wrong):
+    with pytest.raises(SubmissionDied, match="SIGSEGV"):
+        wrong.double(ones(3))
+    assert np.array_equal(wrong.double(ones(7)), ones(14))
+
+
+def test_a_changed_input_is_observed(wrong):
+    _, (left,) = wrong.observe("double", ones(4))
+    assert np.array_equal(left, ones(5))
+
+
+def test_an_exception_carries_its_place(wrong):
+    with pytest.raises(SubmissionRaised, match="not today") as raised:
+        wrong.double(ones(5))
+    assert "solution.py" in raised.value.where
+
+
+def test_a_cuda_answer_that_does_not_compile_shows_the_first_error(answer_of):
+    broken = answer_of("int main( {", "solution.cu")
+    with pytest.raises(SubmissionRaised, match="CompileError"):
+        broken.start(["double"])
+
+
+@pytest.fixture(scope="module")
+def ring(rig, right):
+    timed = Timed("small", "double", lambda rng: (rng.standard_normal((64, 32)).astype("f"),), {})
+    made = make_ring(rig, ENTRIES, timed, np.random.default_rng(3))
+    learn(made, right)
+    yield made
+    made.release()
+
+
+def test_a_right_answer_has_a_time(ring, right):
+    times = Clock(ring, right).times(2)
+    assert times.mode == "eager"
+    assert all(seconds >= 0 for seconds in times.seconds)
+
+
+def test_an_answer_that_remembers_takes_a_wrong_path(ring, answer_of):
+    clock = Clock(ring, answer_of(CACHED))
+    with pytest.raises(Violation, match="timed call"):
+        for _ in range(20):
+            clock.burst(8)
+
+
+def test_rows_far_apart_are_written_one_by_one():
+    wide = np.zeros((2, 1000), np.float32)
+    found = dict(pieces(wide[:, :3]))
+    assert {offset: len(data) for offset, data in found.items()} == {0: 12, 4000: 12}
+
+
+def test_poison_is_no_plausible_answer():
+    assert poison((2,), "float32")[0] > 1e38
+    assert np.isnan(poison((2,), "float16")).all()
+    assert poison((4,), "uint8").tolist() == [POISON] * 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "light", "baseline", "expected"),
+    [(1.0, 1.0, 2.0, 1.0), (2.0, 1.0, 2.0, 0.5), (1.5, 1.0, 2.0, 0.75), (4.0, 1.0, 2.0, 0.25)],
+)
+def test_the_score_of_a_time(seconds, light, baseline, expected):
+    assert score(seconds, light, baseline) == pytest.approx(expected)
