@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from trapline.arena.challenge import load, load_all
+from trapline.arena.record import Track
 from trapline.arena.solving.deploy import deploy as make_workspace
 from trapline.arena.solving.deploy import free_workspace
 
@@ -18,10 +19,11 @@ def deploy(
     challenge: Annotated[
         list[str] | None, typer.Option(help="Only this one; repeatable. Default: all.")
     ] = None,
+    track: Annotated[Track, typer.Option(help="gpu: prompts for CUDA and Triton.")] = "cpu",
     attempt: Annotated[int | None, typer.Option(min=1, help="The number of the attempt.")] = None,
 ) -> None:
     """Make workspaces that hold only the prompt and the starter."""
-    chosen = [load(name) for name in challenge or load_all()]
+    chosen = [load(name, track) for name in challenge or load_all(track)]
     for one in chosen:
         free_workspace(folder, one, entrant, attempt)
     for one in chosen:

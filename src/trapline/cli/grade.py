@@ -20,7 +20,7 @@ from trapline.arena.report.formats import duration
 from trapline.arena.runs.cluster import Cluster
 from trapline.arena.runs.executor import Executor, LocalExecutor
 from trapline.arena.runs.field import find_entries
-from trapline.arena.runs.run import Options, grade_field, open_run
+from trapline.arena.runs.run import Options, grade_field, open_run, refuse_other_machines
 from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
 from trapline.cli.isolation import Isolation, Required
@@ -101,6 +101,7 @@ def grade(
         options = Options(
             place.level(required, isolation), full, jobs, only_this_level=isolation is not None
         )
+        refuse_other_machines(store, track)
         _grade_all(entries, store, options, place)
         cells = _asked_for(entries, store)
         if judge is not None:

@@ -28,7 +28,7 @@ SAMPLE_SECONDS = 0.0005
 #: Challenge digest → shape → times and name of the fastest baseline.
 _BASELINES: dict[str, dict[str, tuple[Times, str]]] = {}
 LIGHTS = Path(__file__).with_name("lights")
-_ELEMENTS, _SIDE = 1 << 26, 8192
+_ELEMENTS, _SIDE = 1 << 25, 8192
 
 
 _LIGHT_ENTRIES = {

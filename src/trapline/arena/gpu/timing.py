@@ -205,6 +205,8 @@ class Clock:
 
 def _same(got: np.ndarray, want: np.ndarray, timed: Timed) -> None:
     """Within the timed shape's tolerance of the gold solution's output."""
+    if np.array_equal(got, want):
+        return
     if want.dtype.kind in "biu":
         wrong = got != want
     else:

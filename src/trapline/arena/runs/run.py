@@ -13,14 +13,21 @@ from pathlib import Path
 from trapline.arena.certify import controls
 from trapline.arena.certify.certify import Certifier, Subject
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.errors import ArenaError, InterruptedRunError
-from trapline.arena.gpu.opening import why_not_gradable
+from trapline.arena.errors import ArenaError, InterruptedRunError, UsageError
+from trapline.arena.gpu.opening import machine_facts, why_not_gradable
 from trapline.arena.judge.request import GradeRequest
-from trapline.arena.record import Cell, Level
+from trapline.arena.record import Cell, Level, Track
 from trapline.arena.runs.executor import Executor, LocalExecutor, choose_level, run_all
 from trapline.arena.runs.store import Store
 
-__all__ = ["Options", "check_machine", "choose_level", "grade_field", "open_run"]
+__all__ = [
+    "Options",
+    "check_machine",
+    "choose_level",
+    "grade_field",
+    "open_run",
+    "refuse_other_machines",
+]
 
 #: Called with a request and the step that its grading has reached.
 OnStep = Callable[[GradeRequest, str], None]
@@ -60,6 +67,22 @@ def grade_field(
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=_call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
+
+
+def refuse_other_machines(store: Store, track: Track) -> None:
+    """A run holds cells of one track, and on the GPU track of one GPU, which can be compared."""
+    here = machine_facts() if track == "gpu" else {}
+    for cell in store.cells():
+        if cell.track != track:
+            raise UsageError(
+                f"{store.where} holds cells of the {cell.track} track; choose another --out"
+            )
+        theirs = {name: cell.versions.get(name) for name in here}
+        if cell.score is not None and here and theirs != here:
+            raise UsageError(
+                f"{store.where} was graded on {theirs}, and this machine has {here}; "
+                "choose another --out"
+            )
 
 
 def _check_once(challenge: Challenge, level: Level, store: Store) -> None:

@@ -52,5 +52,7 @@ def copy_workspace(challenge: Challenge, workspace: Path) -> None:
 def read_starter(challenge: Challenge) -> dict[str, str]:
     folder = challenge.folder / STARTER
     return {
-        str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.py"))
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".cu")
     }

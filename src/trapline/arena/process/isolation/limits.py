@@ -45,4 +45,6 @@ def environment(scratch: str, gpu: bool = False) -> dict[str, str]:
 def _gpu_environment(scratch: str) -> dict[str, str]:
     """Compilers keep their results in the scratch folder; libraries are found as they are here."""
     kept = {name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ}
-    return {**kept, "TRITON_CACHE_DIR": f"{scratch}/triton", "CUDA_CACHE_PATH": f"{scratch}/cuda"}
+    caches = {"TRITON_CACHE_DIR": f"{scratch}/triton", "CUDA_CACHE_PATH": f"{scratch}/cuda"}
+    # torch.compile asks for the user's name, and the user inside has none.
+    return {**kept, **caches, "USER": "nobody", "LOGNAME": "nobody"}
