@@ -132,12 +132,17 @@ def is_of_the_gpu_track(path):
     return path.parts[:2] == ("arena", "gpu")
 
 
+#: Beside a challenge's own modules, but not of the judge.
+SUBMITTED = ("__init__.py", "adapter.py")
+
+
 def challenge_rule(path, name):
     if not is_in(name, "trapline"):
         return None
     # cases, traps, and the modules of their own that two of them share
     folder = path.parts[2:-1]
-    if folder in ((), ("gpu",)) and path.name != "__init__.py":
+    of_a_profile = len(folder) == 2 and folder[0] == "profiles"
+    if (folder in ((), ("gpu",)) or of_a_profile) and path.name not in SUBMITTED:
         return None
     return "what is deployed or graded knows nothing of trapline"
 

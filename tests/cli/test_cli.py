@@ -67,7 +67,7 @@ def test_help_of_every_verb_has_an_example(verb):
         (("replay", "3f", "--run", "postgresql://localhost:1/d"), 3, "cannot be opened"),
         (("rank", "nowhere"), 2, "no run"),
         (("report", "nowhere"), 2, "no run"),
-        (("grade", "field", "--track", "gpu"), 3, "no challenge has a gpu track yet"),
+        (("certify", "--track", "gpu"), 3, "there is no GPU here"),
         (
             ("report", "published", "--format", "csv", "--certificates", "x"),
             2,
