@@ -95,6 +95,9 @@ class Challenge:
 
     @property
     def prompt(self) -> str:
+        """The challenge's own; another prompt is known by its summary alone."""
+        if self.profile is not None:
+            return self.profile.plan.summary
         return (self.folder / "prompt.md").read_text()
 
     @property
@@ -280,6 +283,7 @@ def _profiled(plan: ChallengePlan, profile: Profile) -> ChallengePlan:
     stated = {
         "entry_points": profile.plan.entry_points or plan.entry_points,
         "weights": profile.plan.weights or plan.weights,
+        "summary": profile.plan.summary,
     }
     return plan.model_copy(update=stated)
 

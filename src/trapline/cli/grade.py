@@ -131,10 +131,11 @@ def _tell_unmeasured(cells: list[Cell]) -> None:
         where = f"{cell.entrant}/{cell.challenge} #{cell.attempt}"
         if cell.score is None:
             reasons.append(f"{where} was not measured: {cell.reason}")
+        weights = _judge_of(cell).plan.weights
         reasons += [
             f"{where}: {name} not measured: {dimension.reason}"
             for name, dimension in cell.dimensions.items()
-            if dimension.score is None and name != "analysis"
+            if dimension.score is None and name != "analysis" and name in weights
         ]
     for reason in reasons[:MOST_REASONS]:
         _note(reason)

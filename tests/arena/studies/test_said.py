@@ -114,7 +114,7 @@ def test_the_page_stands_beside_the_report_of_such_a_run():
     assert "| beam\\_search | MiniMax-M2.7 | B- | A | 25.0 | end-costs-nothing (confirmed)" in page
     assert "needs hardware that is not here" in page
     assert "| beam\\_search | MiniMax-M2.7 | tests | 3 | 1 | does not hold |" in page
-    assert "1 of them fail their own prompt" in page
+    assert "Failing their own prompt: 1, of which 0 had" in page
 
 
 def test_other_runs_have_no_such_page():

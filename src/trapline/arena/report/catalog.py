@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trapline.arena.challenge import Challenge, load_all
+from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.record import Cell, CellKey
 
 #: Easiest first; unknown difficulties come last.
@@ -54,7 +54,9 @@ def describe(
             found.append(told[challenge_id])
         elif challenge_id in shipped:
             printed_only = its_cells and not any(cell.challenge_digest for cell in its_cells)
-            found.append(_from_folder(shipped[challenge_id], told_only=bool(printed_only)))
+            profile = next((cell.profile for cell in its_cells if cell.profile), "")
+            judge = load(challenge_id, profile=profile)
+            found.append(_from_folder(judge, told_only=bool(printed_only)))
         else:
             found.append(_from_cells(challenge_id, its_cells))
     order = {challenge_id: place for place, challenge_id in enumerate(shipped)}

@@ -4,7 +4,7 @@ import tomllib
 from importlib import resources
 from typing import Any
 
-FILES = ("field", "grades", "scores", "matchups", "facts", "claims")
+FILES = ("field", "grades", "scores", "matchups", "facts", "claims", "readings")
 
 
 def load() -> dict[str, dict[str, Any]]:

@@ -228,6 +228,18 @@ class _Facts(Record):
     fact: list[Fact]
 
 
+class CodeReading(Record):
+    """What the code of an answer shows that was not run."""
+
+    challenge: str
+    model: str
+    sentence: str
+
+
+class _Readings(Record):
+    reading: list[CodeReading] = []
+
+
 class ReportedField(Record):
     who: Who = Field(alias="field")
     grades: Grades
@@ -235,6 +247,8 @@ class ReportedField(Record):
     matchups: _Matchups
     facts: _Facts
     claims: Claims
+    #: Ours, not the report's.
+    readings: _Readings = _Readings()
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "ReportedField":

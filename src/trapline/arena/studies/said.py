@@ -75,6 +75,7 @@ def said_cells(field: ReportedField, cells: Sequence[Cell]) -> list[SaidCell]:
     """Every cell that the report has a letter for, in the report's order."""
     models = models_of(field, {cell.entrant for cell in cells})
     matrix = field.matrix()
+    readings = {(one.model, one.challenge): one.sentence for one in field.readings.reading}
     found = [
         SaidCell(
             model=models[cell.entrant],
@@ -83,7 +84,7 @@ def said_cells(field: ReportedField, cells: Sequence[Cell]) -> list[SaidCell]:
             state=cell.state,
             score=cell.score,
             letter=cell.letter,
-            measured=_measured(cell),
+            measured=_measured(cell, readings.get((models[cell.entrant], cell.challenge), "")),
         )
         for cell in cells
         if cell.profile == PROFILE
@@ -95,9 +96,9 @@ def said_cells(field: ReportedField, cells: Sequence[Cell]) -> list[SaidCell]:
     return sorted(found, key=lambda one: (order[one.challenge], rank[one.model]))
 
 
-def _measured(cell: Cell) -> str:
+def _measured(cell: Cell, reading: str) -> str:
     if cell.score is None:
-        return cell.reason
+        return f"{cell.reason}. By reading, not by running: {reading}" if reading else cell.reason
     named = [f"{f.cause} ({f.certainty}): {f.sentence}" for f in cell.findings]
     return " ".join(named) or "no finding"
 

@@ -57,7 +57,8 @@ def _summary(graded: Sequence[SaidCell]) -> str:
     failed = [one for one in graded if one.state == "fail"]
     praised = [one for one in failed if one.said.startswith("A")]
     return (
-        f"{len(failed)} of them fail their own prompt; {len(praised)} of these had an A, A− or A+."
+        f"Failing their own prompt: {len(failed)}, of which {len(praised)} had an A+, A or A− in "
+        "the report."
     )
 
 
@@ -78,6 +79,9 @@ def _cells(found: Sequence[SaidCell]) -> list[str]:
 
 
 def _agreements(found: Sequence[Agreement]) -> list[str]:
+    if not found:
+        return ["The run holds no answer to which the report gave points."]
+
     def shown(value: float | None) -> str:
         return "–" if value is None else f"{value:.2f}"
 
