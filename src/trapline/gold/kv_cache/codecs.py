@@ -5,6 +5,7 @@ of the paged kernels: one float16 scale per position and head, value = code · s
 4 bit codes holds elements d and d + ⌈D/2⌉. `torch_backend.py` has the same codecs for tensors.
 """
 
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -120,7 +121,7 @@ class Fp8Codec:
     def decode(self, fields: Fields, dtype: np.dtype[np.floating]) -> np.ndarray:
         codes, scales = fields
         sign = np.where(codes >= 128, -1, 1).astype(dtype)
-        return np.asarray(sign * _FP8_GRID[codes & 127].astype(dtype) * scales.astype(dtype))
+        return np.asarray(sign * fp8_grid()[codes & 127].astype(dtype) * scales.astype(dtype))
 
 
 class RotatedCodec:
@@ -184,22 +185,21 @@ def unpack_nibbles(packed: np.ndarray, width: int) -> np.ndarray:
     return (nibbles ^ 8).astype(np.int8) - np.int8(8)
 
 
-def _fp8_grid() -> np.ndarray:
+@cache
+def fp8_grid() -> np.ndarray:
     """The values of codes 0 … 126: subnormals m/8 · 2⁻⁶, then (1 + m/8) · 2^(e − 7)."""
     exponent, mantissa = np.divmod(np.arange(127), 8)
     normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
     return np.where(exponent == 0, mantissa / 8 * 2.0**-6, normal)
 
 
-_FP8_GRID = _fp8_grid()
-_FP8_BETWEEN = (_FP8_GRID[:-1] + _FP8_GRID[1:]) / 2
-
-
 def to_fp8(values: np.ndarray) -> np.ndarray:
     """E4M3 codes of values up to ±448, rounded to nearest, ties to even."""
     size = np.minimum(np.abs(values), FP8_LARGEST)
-    below = np.searchsorted(_FP8_BETWEEN, size, side="left")
-    above = np.searchsorted(_FP8_BETWEEN, size, side="right")
+    grid = fp8_grid()
+    between = (grid[:-1] + grid[1:]) / 2
+    below = np.searchsorted(between, size, side="left")
+    above = np.searchsorted(between, size, side="right")
     codes = np.where(below % 2 == 0, below, above)
     return np.asarray(codes | (np.signbit(values) << 7), dtype=np.uint8)
 
