@@ -66,6 +66,9 @@ def test_help_of_every_verb_has_an_example(trapline, verb):
         (("certify", "--red-team", "--mechanical"), 2, "the whole red team"),
         (("export", "somewhere", "--format", "harbor"), 2, "remove the run or field"),
         (("export", "--format", "predictions"), 2, "needs the field"),
+        (("export", "--format", "gymnasium"), 2, "is not one of"),
+        (("export", "somewhere", "--format", "verifiers"), 2, "remove the run or field"),
+        (("export", "--format", "hf-kernels", "--challenge", CHALLENGE), 2, "exports the library"),
         (("export", "nowhere", "--format", "eval"), 2, "no run"),
         (("export", "--format", "inspect", "--challenge", "juggling"), 2, "unknown challenge"),
         (("scan", "nowhere"), 2, "no such folder"),
@@ -78,6 +81,21 @@ def test_bad_input_gets_a_sentence_and_the_right_exit_code(trapline, args, code,
     assert done.returncode == code, done.stderr
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("form", ["harbor", "inspect", "verifiers", "hf-kernels"])
+def test_export_into_a_foreign_folder_is_refused(trapline, tmp_path, form):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.md").write_text("kept")
+    done = trapline("export", "--format", form, "--out", "mine")
+    assert (done.returncode, "is not empty and was not written by" in done.stderr) == (2, True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.md"]
+
+
+def test_export_adds_to_its_own_folder(trapline, tmp_path):
+    for name in (CHALLENGE, "kv_cache"):
+        done = trapline("export", "--format", "verifiers", "--out", "out", "--challenge", name)
+        assert (done.returncode, f"out/trapline_{name}" in done.stdout) == (0, True)
 
 
 def test_an_agents_answer_goes_out_as_a_prediction_and_comes_back(trapline, tmp_path):

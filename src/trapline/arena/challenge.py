@@ -172,6 +172,12 @@ class Challenge:
         parts: Sequence[ModuleType] = getattr(whole, "PARTS", (whole,))
         return [trap for part in parts for trap in collect(part, Trap)]
 
+    @property
+    def slow(self) -> frozenset[str]:
+        """The checks that take seconds each."""
+        found: frozenset[str] = getattr(self.module("cases"), "SLOW", frozenset())
+        return found
+
     @cached_property
     def not_asked(self) -> dict[str, str]:
         """Check → the capability that it needs and the profile's prompt does not ask for."""

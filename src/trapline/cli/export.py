@@ -9,17 +9,24 @@ from trapline.arena import output_paths
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.export.eval_logs import Run, write_eval_logs
+from trapline.arena.export.folder import claim
 from trapline.arena.export.harbor import write_tasks
+from trapline.arena.export.hf_kernels import write_kernels
 from trapline.arena.export.inspect_package import write_package
 from trapline.arena.export.predictions import write_predictions
+from trapline.arena.export.verifiers_package import write_verifiers
 from trapline.arena.runs.field import find_entries
 from trapline.cli.reading import opened
 
 EXAMPLE = "trapline export --format harbor --challenge kv_cache"
-Format = Literal["harbor", "inspect", "eval", "predictions"]
+Format = Literal["harbor", "inspect", "verifiers", "hf-kernels", "eval", "predictions"]
+#: What exports challenges, by its format.
+_CHALLENGES = {"harbor": write_tasks, "inspect": write_package, "verifiers": write_verifiers}
 _DEFAULT_OUT = {
     "harbor": "harbor-tasks",
     "inspect": "inspect-tasks",
+    "verifiers": "verifiers-environments",
+    "hf-kernels": "hf-kernels",
     "eval": "logs",
     "predictions": "predictions.jsonl",
 }
@@ -34,7 +41,8 @@ def export(
         Format,
         typer.Option(
             "--format",
-            help="Task folders; a package for `inspect eval`; a run's .eval logs; JSON lines.",
+            help="Task folders; a package for `inspect eval`; training environments; kernel "
+            "repositories; a run's .eval logs; JSON lines.",
         ),
     ] = "harbor",
     out: Annotated[Path | None, typer.Option(help="The folder, or the JSON-lines file.")] = None,
@@ -44,6 +52,8 @@ def export(
 
     harbor: one task folder per challenge; the verifier is our grader in its own container.
     inspect: a folder for `inspect eval`, with our grader as the scorer.
+    verifiers: an environment package per challenge and one for all, for training and evaluation.
+    hf-kernels: the library's kernels as repositories for Hugging Face's `kernels`.
     eval: a run as logs for `inspect view`.
     predictions: a field as patches against the starters; `solve --from-predictions` reads them.
     """
@@ -53,12 +63,18 @@ def export(
     else:
         output_paths.folder(target, "an export")
     names = challenge or []
-    if form in ("harbor", "inspect"):
+    if form in _CHALLENGES:
         if source is not None:
             raise UsageError(f"--format {form} exports challenges; remove the run or field")
         chosen = [load(one) for one in names or load_all()]
-        write = write_tasks if form == "harbor" else write_package
-        for path in write(chosen, target):
+        claim(target, form)
+        for path in _CHALLENGES[form](chosen, target):
+            print(path)
+    elif form == "hf-kernels":
+        if source is not None or names:
+            raise UsageError("--format hf-kernels exports the library; remove run and --challenge")
+        claim(target, form)
+        for path in write_kernels(target):
             print(path)
     elif form == "eval":
         _export_run(source, names, target)

@@ -61,8 +61,7 @@ class Certifier:
         self.seed = secrets.randbits(32) if seed is None else seed
         self.checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
         # Most mechanical mutants fall to any check, so what takes seconds comes last for them.
-        slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
-        self.quick_first = sorted(self.checks, key=lambda check: check.id in slow)
+        self.quick_first = sorted(self.checks, key=lambda check: check.id in challenge.slow)
         self.gold = challenge.solution_files()
 
     def certify(

@@ -100,7 +100,7 @@ class DiagnosisCertifier:
         self.challenge, self.seed = challenge, seed
         self.gold = challenge.solution_files()
         self.checks = [case.id for case in challenge.cases] + [t.id for t in challenge.traps]
-        self.slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
+        self.slow = challenge.slow
         self._local = threading.local()
         self._hosts: list[MutantHost] = []
 

@@ -1,7 +1,8 @@
-"""One answer graded outside a run, for Harbor's verifier and Inspect's scorer."""
+"""One answer graded outside a run, for Harbor's verifier, Inspect's scorer and environments."""
 
 import math
 import secrets
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -11,13 +12,33 @@ from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, Level
 from trapline.arena.runs.run import check_machine, choose_level
 
+_examining = threading.Lock()
 
-def grade_folder(challenge: Challenge, folder: Path, entrant: str, *, full: bool = False) -> Bundle:
-    """As `trapline grade` does: only on a machine that passes its check, on secret inputs."""
+
+def grade_folder(
+    challenge: Challenge,
+    folder: Path,
+    entrant: str,
+    *,
+    full: bool = False,
+    checks_only: bool = False,
+    seed: int | None = None,
+) -> Bundle:
+    """As `trapline grade` does: only on a machine that passes its check, on secret inputs unless
+    there is a `seed`."""
     level = choose_level()
-    _examine_once(challenge.id, level)
-    seed = secrets.randbits(32)
-    request = GradeRequest(entrant, challenge.id, 1, folder, level=level, seed=seed, full=full)
+    with _examining:  # the first caller examines the machine, the others wait for the result
+        _examine_once(challenge.id, level)
+    request = GradeRequest(
+        entrant,
+        challenge.id,
+        1,
+        folder,
+        level=level,
+        seed=secrets.randbits(32) if seed is None else seed,
+        full=full,
+        checks_only=checks_only,
+    )
     return grade(request, challenge)
 
 

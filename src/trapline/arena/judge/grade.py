@@ -4,6 +4,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,26 +82,54 @@ def _examine(
         intake.write(folder)
         verdict.raw["contamination"] = contamination.evidence(challenge, intake.texts()[0])
         on_step("reading")
-        mutants = FULL_MUTANTS if request.full else QUICK_MUTANTS
-        # The same bytes get the same mutants, so that a second grade differs only by measurement.
-        inspection = inspect(folder, request.level, int(intake.digest[:8], 16), mutants)
-        missing = challenge.missing_packages(inspection.code.get("imports", []))
-        if missing:
-            raise ArenaError(f"this machine lacks what the task allows: {', '.join(missing)}")
-        config = _config(request, challenge, intake)
-        with Submission(folder, config, full=request.full) as submission:
-            trouble = _import(challenge, submission)
-            if trouble:
-                _refuse(challenge, verdict, trouble)
-            else:
-                _check(request, challenge, submission, verdict, on_step)
-                _measure(request, challenge, submission, verdict, on_step)
-        on_step("own tests")
-        test = own_tests if "tests" in challenge.plan.weights else tests_once
-        verdict.dimensions["tests"] = test(folder, challenge, request.level, inspection)
-        verdict.dimensions["code"] = code_dimension(inspection)
+        if request.checks_only:
+            # Side by side: nothing is timed.
+            with ThreadPoolExecutor(max_workers=1) as reader:
+                reading = reader.submit(_read, request, challenge, intake, folder)
+                submission = _ask(request, challenge, intake, folder, verdict, on_step)
+            inspection = reading.result()
+        else:
+            inspection = _read(request, challenge, intake, folder)
+            submission = _ask(request, challenge, intake, folder, verdict, on_step)
+            on_step("own tests")
+            test = own_tests if "tests" in challenge.plan.weights else tests_once
+            verdict.dimensions["tests"] = test(folder, challenge, request.level, inspection)
+            verdict.dimensions["code"] = code_dimension(inspection)
         _convict(challenge, submission, inspection, verdict)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
+
+
+def _read(request: GradeRequest, challenge: Challenge, intake: Intake, folder: Path) -> Inspection:
+    mutants = FULL_MUTANTS if request.full else QUICK_MUTANTS
+    if request.checks_only:
+        mutants = 0
+    # The same bytes get the same mutants, so that a second grade differs only by measurement.
+    inspection = inspect(folder, request.level, int(intake.digest[:8], 16), mutants)
+    missing = challenge.missing_packages(inspection.code.get("imports", []))
+    if missing:
+        raise ArenaError(f"this machine lacks what the task allows: {', '.join(missing)}")
+    return inspection
+
+
+def _ask(
+    request: GradeRequest,
+    challenge: Challenge,
+    intake: Intake,
+    folder: Path,
+    verdict: Verdict,
+    on_step: OnStep,
+) -> Submission:
+    """Runs and measures the submission; returns it ended, with what it did to the channel."""
+    config = _config(request, challenge, intake)
+    with Submission(folder, config, full=request.full) as submission:
+        trouble = _import(challenge, submission)
+        if trouble:
+            _refuse(challenge, verdict, trouble)
+        else:
+            _check(request, challenge, submission, verdict, on_step)
+            if not request.checks_only:
+                _measure(request, challenge, submission, verdict, on_step)
+    return submission
 
 
 def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> SandboxConfig:
@@ -184,10 +213,13 @@ def _check(
     def keep(result: CheckResult, transcript: Transcript) -> None:
         failures.append((result, transcript))
 
+    left_out = challenge.slow if request.checks_only else frozenset()
+    cases = [case for case in challenge.cases if case.id not in left_out]
+    traps = [trap for trap in challenge.traps if trap.id not in left_out]
     on_step("cases")
-    verdict.cases = run_checks(challenge.cases, submission, request.seed, keep)
+    verdict.cases = run_checks(cases, submission, request.seed, keep)
     on_step("traps")
-    verdict.traps = run_checks(challenge.traps, submission, request.seed, keep)
+    verdict.traps = run_checks(traps, submission, request.seed, keep)
     on_step("diagnosis")
     found = diagnose(challenge, failures, submission, request.seed)
     verdict.findings = found.findings

@@ -28,6 +28,9 @@ class GradeRequest:
     level: Level = "process"
     seed: int = 0
     full: bool = False
+    #: Runs cases and traps only, without the slow ones: no measurement, no own tests. For training,
+    #: where a reward must come in seconds; such a cell does not belong into a run.
+    checks_only: bool = False
     track: Track = "cpu"
     #: The submission's bytes; read from `folder` when None.
     intake: Intake | None = None

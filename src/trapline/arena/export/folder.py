@@ -1,0 +1,27 @@
+"""The folder of an export: empty, or one that an earlier export of the same format wrote."""
+
+from pathlib import Path
+
+from trapline.arena.errors import UsageError
+
+#: Lies in every exported folder and names its format.
+MARKER = ".trapline-export"
+
+
+def claim(out: Path, form: str) -> None:
+    """Marks the folder as ours; refuses one with other files or with another export."""
+    marker = out / MARKER
+    if marker.is_file():
+        found = marker.read_text(errors="replace").strip()
+        if found != form:
+            raise UsageError(
+                f"{out} holds an export with --format {found}; give --format {form} another --out"
+            )
+        return
+    if out.is_dir() and any(out.iterdir()):
+        raise UsageError(
+            f"{out} is not empty and was not written by `trapline export`; nothing was written. "
+            "Give --out an empty or new folder"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    marker.write_text(f"{form}\n")
