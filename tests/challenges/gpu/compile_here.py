@@ -78,8 +78,7 @@ def compiled(kernel, args, named):
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=attrs)
     options = {key: value for key, value in named.items() if key in ("num_warps", "num_stages")}
     made = triton.compile(source, target=HOPPER, options=options)
-    facts = {"kernel": kernel.__name__, "shared": made.metadata.shared}
-    return facts | {"spills": getattr(made, "n_spills", 0)}
+    return {"kernel": kernel.__name__, "shared": made.metadata.shared}
 
 
 def type_of(value):

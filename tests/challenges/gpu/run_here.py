@@ -22,6 +22,11 @@ QUICK_CASES, QUICK_TRAPS = 1, 3
 
 def main(folder: Path) -> None:
     wanted = json.loads((folder / "wanted.json").read_text())
+    if "field" in wanted:
+        here = Here(challenges.load(wanted["challenge"], "gpu"))
+        found = here.failed(Path(wanted["field"]), [*here.cases, *here.traps])
+        (folder / "found.json").write_text(json.dumps([result.id for result in found]))
+        return
     found = []
     for name in wanted["challenges"]:
         here = Here(challenges.load(name, "gpu"))
@@ -54,10 +59,13 @@ class Here:
     def found(self, subject, problem):
         return {"challenge": self.challenge.id, "subject": subject, "problem": problem}
 
-    def right(self, folder, checks):
+    def failed(self, folder, checks):
         submission = self.open(folder)
-        bad = [run_check(check, submission, SEED) for check in checks]
-        bad = [f"{result.id}: {result.message}" for result in bad if result.state == "fail"]
+        results = [run_check(check, submission, SEED) for check in checks]
+        return [result for result in results if result.state == "fail"]
+
+    def right(self, folder, checks):
+        bad = [f"{result.id}: {result.message}" for result in self.failed(folder, checks)]
         return self.found(folder.name, "; ".join(bad))
 
     def mutant(self, trap):

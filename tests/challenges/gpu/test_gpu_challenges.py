@@ -28,6 +28,87 @@ CALLS = {
         ["softmax_topk", ["bfloat16", [256, 128256]], 50],
         ["softmax_topk", ["float16", [1, 1]], 1],
     ],
+    "layer_norm_backward": [
+        [
+            "layer_norm_backward",
+            *([["bfloat16", [16384, 4096]]] * 2),
+            ["bfloat16", [4096]],
+            *([["float32", [16384]]] * 2),
+        ],
+        [
+            "layer_norm_forward",
+            ["float32", [8, 16384]],
+            *([["float32", [16384]]] * 2),
+            1e-5,
+        ],
+    ],
+    "flash_attention_forward": [
+        ["flash_attention", *([["bfloat16", [2, 16, 4096, 128]]] * 3), True],
+        ["flash_attention", *([["bfloat16", [32, 16, 512, 64]]] * 3), False],
+        ["flash_attention", *([["float32", [1, 2, 100, 256]]] * 3), True],
+    ],
+    "flash_attention_backward": [
+        [
+            "flash_attention_backward",
+            *([[dtype, [2, 4, 300, width]]] * 5),
+            ["float32", [2, 4, 300]],
+            causal,
+        ]
+        for dtype, width, causal in (
+            ("bfloat16", 128, True),
+            ("bfloat16", 64, False),
+            ("float32", 256, True),
+        )
+    ],
+    "dflash": [
+        [
+            "tree_attention",
+            [dtype, [2, 32, nodes, width]],
+            *([[dtype, [2, 8, 100 + nodes, width]]] * 2),
+            ["int32", [2, nodes]],
+            100,
+        ]
+        for dtype, nodes, width in (
+            ("bfloat16", 64, 128),
+            ("float16", 2, 256),
+            ("float32", 1024, 64),
+        )
+    ],
+    "ternary_training": [
+        [
+            "ternary_matmul",
+            ["uint8", [512, inputs // 4]],
+            ["float16", [512, inputs // 128]],
+            [dtype, [rows, inputs]],
+        ]
+        for dtype, rows, inputs in (
+            ("bfloat16", 1, 4096),
+            ("bfloat16", 1024, 4096),
+            ("float32", 40, 256),
+        )
+    ],
+    "beam_search": [
+        ["beam_step", ["float32", [8, 8, 32000]], ["float32", [8, 8]], 2],
+        ["beam_step", ["bfloat16", [1, 1, 7]], ["float32", [1, 1]], 2],
+    ],
+    "kv_cache": [
+        [
+            "paged_attention",
+            [dtype, [4, 32, 128]],
+            *([[dtype, [64, 16, 8, 128]]] * 2),
+            ["int32", [4, 64]],
+            ["int32", [4]],
+        ]
+        for dtype in ("bfloat16", "float32")
+    ]
+    + [
+        [
+            "paged_append",
+            *([["bfloat16", [9, 8, 128]]] * 2),
+            *([["bfloat16", [64, 16, 8, 128]]] * 2),
+            ["int64", [9]],
+        ]
+    ],
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.gpu.contract import STORED
+from trapline.arena.gpu.contract import STORED, BFloat16, rounded
 from trapline.arena.judge import expect
 from trapline.arena.process.proxy import Submission
 
@@ -18,6 +18,8 @@ SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
 FLOAT32_EPS = EPS["float32"]
 #: A row that is no multiple of a vector of 16 bytes, and one that is.
 PADDING = 5
+#: A prime number: rows of any usual length do not repeat soon.
+DRAWN = 4_194_301
 
 
 def near(got: Any, want: np.ndarray, *, dtype: str, slack: Any = 0.0, what: str) -> None:
@@ -38,6 +40,16 @@ def near(got: Any, want: np.ndarray, *, dtype: str, slack: Any = 0.0, what: str)
             f"{what}{list(first)} is {got[first]:.9g}, expected {want[first]:.9g} ± {room:.2g} "
             f"({len(bad)} of {want.size} elements are off)",
         )
+
+
+def noise(
+    rng: Rng, shape: tuple[int, ...], dtype: str, *, scale: float = 1.0, shift: float = 0.0
+) -> np.ndarray:
+    """Normal numbers for a timed call: a few million are drawn, and repeated to fill the shape."""
+    size = int(np.prod(shape, dtype=np.int64))
+    drawn = scale * rng.standard_normal(min(size, DRAWN), np.float32) + np.float32(shift)
+    filled = np.resize(np.asarray(rounded(drawn, dtype)), shape)
+    return filled.view(BFloat16) if dtype == "bfloat16" else filled
 
 
 def padded(values: np.ndarray, extra: int = PADDING) -> np.ndarray:

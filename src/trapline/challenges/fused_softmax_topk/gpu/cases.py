@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.gpu.checks import FLOAT32_EPS, Rng, near, padded, repeats_bit_for_bit
+from trapline.arena.gpu.checks import FLOAT32_EPS, Rng, near, noise, padded, repeats_bit_for_bit
 from trapline.arena.gpu.contract import Entry, Output, Timed, dtype_name, rounded
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import Precision, case
@@ -132,7 +132,7 @@ def _timed(rows: int, vocabulary: int, k: int, dtype: str) -> Timed:
     size = 4 if dtype == "float32" else 2
 
     def make(rng: Rng) -> tuple[Any, ...]:
-        return rounded(3.0 * rng.standard_normal((rows, vocabulary), np.float32), dtype), k
+        return noise(rng, (rows, vocabulary), dtype, scale=3.0), k
 
     return Timed(
         name=f"{rows}×{vocabulary} {dtype}, k {k}",

@@ -1,0 +1,50 @@
+"""Bugs that any GPU solution can have, as mutants: state between calls and changed inputs.
+
+Each adds a second definition of the entry point, right after the last line of its first one.
+"""
+
+from trapline.arena.judge.traps import Mutant, insert_after
+
+_REMEMBERING = """
+
+_SEEN = {{}}
+_compute = {entry}
+
+
+def {entry}(*args):
+    key = tuple(getattr(value, "shape", value) for value in args){more}
+    outputs = args[-{outputs}:]
+    if key in _SEEN:
+        for output, kept in zip(outputs, _SEEN[key], strict=True):
+            output.copy_(kept)
+        return
+    _compute(*args)
+    _SEEN[key] = [output.clone() for output in outputs]
+"""
+
+_MODIFYING = """
+
+_compute = {entry}
+
+
+def {entry}(*args):
+    _compute(*args)
+    args[{place}].mul_(0.5)
+"""
+
+
+def stale_answer(last_line: str, entry: str, outputs: int) -> Mutant:
+    """The first answer of a shape is given again, whatever the values are."""
+    text = _REMEMBERING.format(entry=entry, outputs=outputs, more="")
+    return insert_after(last_line, text)
+
+
+def fingerprint(last_line: str, entry: str, outputs: int, place: int = 0) -> Mutant:
+    """Answers are remembered by shapes and by one element of the argument at `place`."""
+    more = f" + (float(args[{place}].reshape(-1)[:1].float().sum()),)"
+    return insert_after(last_line, _REMEMBERING.format(entry=entry, outputs=outputs, more=more))
+
+
+def modified_input(last_line: str, entry: str, place: int) -> Mutant:
+    """The argument at `place` is changed after everything has been computed."""
+    return insert_after(last_line, _MODIFYING.format(entry=entry, place=place))

@@ -1,0 +1,1 @@
+"""The GPU track of layer_norm_backward."""
