@@ -1,0 +1,1 @@
+"""The GPU track of flash_attention_backward."""
