@@ -1,0 +1,1 @@
+"""The GPU track of beam_search."""
