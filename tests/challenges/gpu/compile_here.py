@@ -69,7 +69,9 @@ def compiled(kernel, args, named):
     fixed, signature, attrs = {}, {}, {}
     for place, name in enumerate(kernel.arg_names):
         value = given[name] if name in given else kernel.params[place].default
-        if kernel.params[place].is_constexpr or value is None:
+        # Triton turns an integer argument of 1 into a constant.
+        one = isinstance(value, int) and value == 1
+        if kernel.params[place].is_constexpr or one:
             fixed[place,], signature[name] = value, "constexpr"
         else:
             signature[name] = type_of(value)

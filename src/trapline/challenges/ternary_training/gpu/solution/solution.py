@@ -54,8 +54,10 @@ def _product_kernel(
 def _add_kernel(sums, out, count, parts, BLOCK: tl.constexpr):
     lanes = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    for part in range(parts):
-        total += tl.load(sums + lanes + part * count.to(tl.int64), mask=lanes < count, other=0.0)
+    at = sums + lanes
+    for _ in range(parts):
+        total += tl.load(at, mask=lanes < count, other=0.0)
+        at += count
     tl.store(out + lanes, total, mask=lanes < count)
 
 
