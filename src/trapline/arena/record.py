@@ -12,6 +12,8 @@ CheckState = Literal["pass", "fail", "sprung", "hidden", "crashed", "not_asked",
 Severity = Literal["critical", "major", "minor"]
 Certainty = Literal["confirmed", "likely"]
 FindingDimension = Literal["traps", "robustness"]
+#: What an answer did with the planted flaw of its prompt; "" where the prompt has none.
+FlawOutcome = Literal["", "noticed", "followed", "neither"]
 CaseDimension = Literal["correctness", "robustness"]
 Level = Literal["bubblewrap", "landlock", "process"]
 Track = Literal["cpu", "gpu"]
@@ -28,6 +30,10 @@ DIMENSIONS = (
     "code",
     "analysis",
 )
+
+
+#: More than any answer took, in tokens or turns.
+MOST_TOKENS = 10**12
 
 
 class CellKey(NamedTuple):
@@ -96,7 +102,12 @@ class Dimension(Record):
 
 
 class Origin(Record):
-    """How an answer was produced, as its harness recorded it; never graded."""
+    """How an answer was produced, as its harness recorded it; never graded.
+
+    The entrant may have written the record: what could not be stored or printed is refused.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     #: solved, no_answer, refused, truncated (the model's), or infra_error (the provider's).
     status: str = ""
@@ -108,14 +119,14 @@ class Origin(Record):
     #: When the answer was complete, ISO 8601.
     answered: str = ""
     #: All that the model read, cached tokens included.
-    input_tokens: int = Field(default=0, ge=0)
+    input_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
     #: The part of them that came from a cache.
-    cached_tokens: int = Field(default=0, ge=0)
-    output_tokens: int = Field(default=0, ge=0)
+    cached_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    output_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
     #: Replies of the model.
-    turns: int = Field(default=0, ge=0)
-    cost_usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    turns: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    cost_usd: float | None = Field(default=None, ge=0)
+    seconds: float = Field(default=0.0, ge=0)
     #: What was asked for, for example temperature, top_p, max_tokens, effort, seed.
     sampling: dict[str, float | int | str] = Field(default_factory=dict)
     #: US dollars per million tokens, by "input" and "output".
@@ -148,6 +159,7 @@ class Cell(Record):
     traps: list[CheckResult]
     #: Root causes of the failures, the most certain first.
     findings: list[Finding] = Field(default_factory=list)
+    flaw: FlawOutcome = ""
     submission_digest: str
     challenge_digest: str
     seed: int

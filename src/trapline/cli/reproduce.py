@@ -7,11 +7,12 @@ import typer
 
 from trapline.arena import output_paths
 from trapline.arena.errors import UsageError
-from trapline.arena.judge.intake import from_texts
-from trapline.arena.judge.reproduction import write_script
+from trapline.arena.judge.intake import Intake, from_texts
+from trapline.arena.judge.reproduction import DATA, SCRIPT, write_script
 from trapline.arena.record import Bundle, Finding
 from trapline.cli.replay import read_evidence
 
+_OURS = ((SCRIPT,), (DATA,))
 EXAMPLE = "trapline reproduce 3f2a 1 --run runs/demo --out bug"
 
 
@@ -42,10 +43,16 @@ def reproduce(
     if output_paths.folder(out, "the reproduction").is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; --out names a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    from_texts(bundle.files, bundle.binary_files).write(out)
+    _own_files(bundle).write(out)
     write_script(out, f"{chosen.cause}: {chosen.sentence}", calls)
     print(f"{chosen.cause} ({chosen.certainty}): {chosen.sentence}")
     print(f"run it: cd {out} && python reproduce.py")
+
+
+def _own_files(bundle: Bundle) -> Intake:
+    """The submission's files, without any in the place of ours."""
+    files = from_texts(bundle.files, bundle.binary_files).files
+    return Intake({name: text for name, text in files.items() if Path(name).parts[:1] not in _OURS})
 
 
 def _chosen(bundle: Bundle, wanted: str) -> Finding:

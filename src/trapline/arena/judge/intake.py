@@ -50,7 +50,10 @@ class Intake:
         return total.hexdigest()
 
     def write(self, folder: Path) -> None:
+        """Writes the files below the folder; a name that leads out of it is refused."""
         for name, content in self.files.items():
+            if not stays_inside(name):
+                raise UsageError(f"the evidence names a file outside its folder: {name!a}")
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -65,6 +68,12 @@ class Intake:
             except UnicodeDecodeError:
                 others[name] = base64.b64encode(content).decode()
         return texts, others
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a relative path, as evidence names its files, stays in the folder it begins in."""
+    parts = Path(name).parts
+    return bool(parts) and not Path(name).is_absolute() and ".." not in parts and "\0" not in name
 
 
 def from_texts(texts: dict[str, str], others: dict[str, str]) -> Intake:

@@ -1,15 +1,20 @@
 """The failing call of a finding: in words, as data, and as a short program."""
 
 import base64
+import math
 from collections.abc import Sequence
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trapline.arena.errors import UsageError
 from trapline.arena.process.proxy import RemoteObject, Stub
 from trapline.arena.process.transcript import Transcript
 
+#: What a reproduction adds to the submission's files.
+SCRIPT, DATA = "reproduce.py", "calls.npz"
 _MOST_SHOWN = 6
 #: A larger argument is not kept: the check's seed makes it again.
 _MOST_BYTES = 1 << 16
@@ -130,24 +135,51 @@ class Player:
 
 
 def write_script(folder: Path, title: str, calls: Sequence[dict[str, Any]]) -> Path:
-    """`calls.npz` and `reproduce.py`, which runs the calls on the `solution.py` beside it."""
+    """`calls.npz` and `reproduce.py`, which runs the calls on the `solution.py` beside it.
+
+    Titles quote a submission, and evidence may come from anywhere: what is not a recorded value
+    becomes a comment or raises `UsageError`, never code.
+    """
     arrays: dict[str, np.ndarray] = {}
-    lines = [_call_line(place, call, arrays) for place, call in enumerate(calls)]
+    try:
+        lines = [_call_line(place, call, arrays) for place, call in enumerate(calls)]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"the evidence's calls are not in the form of a grade: {error}") from None
     player = _PLAYER if any("Player(" in line for line in lines) else ""
-    np.savez(folder / "calls.npz", **arrays)  # type: ignore[arg-type]
-    script = folder / "reproduce.py"
+    np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
+    script = folder / SCRIPT
     script.write_text(
-        f'"""{title}"""\n\nimport numpy as np\nimport solution\n{player}\n'
+        f"{_comment(title)}\n\nimport numpy as np\nimport solution\n{player}\n"
         'data = np.load("calls.npz")\n' + "\n".join(lines) + f"\nprint(answer_{len(calls) - 1})\n"
     )
     return script
 
 
 def _call_line(place: int, call: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    owner = "solution" if call["on"] is None else f"answer_{call['on']}"
+    owner = "solution" if call["on"] is None else _answer(call["on"])
     args = [_source(node, arrays) for node in call["args"]]
-    args += [f"{name}={_source(node, arrays)}" for name, node in call["kwargs"].items()]
-    return f"answer_{place} = {owner}.{call['entry']}({', '.join(args)})"
+    args += [f"{_name(name)}={_source(node, arrays)}" for name, node in call["kwargs"].items()]
+    return f"answer_{place} = {owner}.{_name(call['entry'])}({', '.join(args)})"
+
+
+def _answer(place: Any) -> str:
+    return f"answer_{int(place)}"
+
+
+def _comment(text: str) -> str:
+    """One line, whatever the text holds."""
+    return f"# {' '.join(text.split())}"
+
+
+def _number(text: str) -> str:
+    value = float(text)
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value.isidentifier() or iskeyword(value):
+        raise UsageError(f"the evidence holds a call of {value!a}, which is not a name")
+    return value
 
 
 def _source(node: Any, arrays: dict[str, np.ndarray]) -> str:
@@ -163,9 +195,9 @@ def _source(node: Any, arrays: dict[str, np.ndarray]) -> str:
     if kind == "scalar":
         return f"{_source(content, arrays)}[()]"
     if kind == "float":
-        return str(content) if content[-1].isdigit() else f'float("{content}")'
+        return _number(content)
     if kind == "result":
-        return f"answer_{content}"
+        return _answer(content)
     if kind == "stub":
         return f"Player({_sequence(content, arrays)})"
     if kind == "dict":

@@ -19,7 +19,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT, SESSION
 from trapline.arena.judge.request import GradeRequest, entry_files
 from trapline.arena.record import Origin, Record, Track
-from trapline.arena.runs.sessions import read_session
+from trapline.arena.runs.sessions import read_plain, read_session, shown_name
 
 #: Written beside an answer by the harness that produced it: harness, model, status.
 RECORD = ".trapline/record.json"
@@ -65,7 +65,7 @@ def find_entries(
             f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py"
         )
     # Refuses an answer to an unknown challenge, which would otherwise be skipped silently.
-    settings = _settings(field)
+    settings = read_settings(field)
     if profile is not None:
         settings = FieldSettings(gold=settings.gold, profile=profile)
     for solution in sorted(field.glob("[!.]*/[!.]*/solution.*")):
@@ -102,7 +102,7 @@ def _gold_entries(entries: list[GradeRequest], profile: str, track: Track) -> li
     ]
 
 
-def _settings(field: Path) -> FieldSettings:
+def read_settings(field: Path) -> FieldSettings:
     path = field / SETTINGS
     if not path.is_file():
         return FieldSettings()
@@ -181,15 +181,15 @@ def _made_by(folder: Path) -> dict[str, Any]:
 def _record(path: Path) -> dict[str, Any]:
     """Harness, model, origin and trouble, as far as the record beside the answer gives them."""
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(read_plain(path))
         trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""
         return {
-            "harness": str(record.get("harness", "")),
-            "model": str(record.get("model", "")),
+            "harness": shown_name(record.get("harness")),
+            "model": shown_name(record.get("model")),
             "origin": _origin(record),
-            "trouble": str(trouble),
+            "trouble": printable_name(str(trouble)),
         }
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError, RecursionError):
         return {}
 
 
@@ -197,6 +197,16 @@ def _origin(record: dict[str, Any]) -> Origin | None:
     """What the record says about the making of the answer; None where it has another form."""
     known = {name: record[name] for name in Origin.model_fields if name in record}
     try:
-        return Origin.model_validate(known) if known else None
+        origin = Origin.model_validate(known) if known else None
+        return origin if origin is None or _is_printable(origin.model_dump()) else None
     except ValidationError:
         return None
+
+
+def _is_printable(value: Any) -> bool:
+    """Whether every text in it can be printed, and so be written into a cell."""
+    if isinstance(value, str):
+        return value.isprintable()
+    if isinstance(value, dict):
+        return all(_is_printable(part) for pair in value.items() for part in pair)
+    return True

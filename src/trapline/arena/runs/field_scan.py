@@ -11,6 +11,7 @@ from trapline.arena.judge.intake import take_in
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Record
 from trapline.arena.runs.field import RECORD
+from trapline.arena.runs.sessions import read_plain
 
 TRANSCRIPT = Path(RECORD).with_name("raw.jsonl")
 
@@ -48,11 +49,7 @@ def scan_field(
 
 def transcript(folder: Path) -> str:
     """The transcript of how an answer was produced; empty where none was kept."""
-    try:
-        raw = (folder / TRANSCRIPT).read_text(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(_strings(raw))
+    return "\n".join(_strings(read_plain(folder / TRANSCRIPT)))
 
 
 def _strings(text: str) -> Iterator[str]:

@@ -16,12 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trapline.arena.record import Origin
+from pydantic import ValidationError
+
+from trapline.arena.record import MOST_TOKENS, Origin
 
 MOST_BYTES = 64 << 20
-#: Longest name of a model that is shown.
+#: Longest name of a model or harness that is shown.
 MOST_NAME = 80
-_LARGEST = 10**12
 _INPUT = ("input_tokens", "input", "prompt_tokens")
 _OUTPUT = ("output_tokens", "output", "completion_tokens")
 #: Beside the input.
@@ -68,15 +69,23 @@ class _Log:
 
 
 def read_session(path: Path) -> Session | None:
-    """The session of a plain file, not of a link, which could lead anywhere."""
+    return parse_session(read_plain(path))
+
+
+def read_plain(path: Path) -> str:
+    """The text of a plain file that lies beside an answer, "" where there is none.
+
+    An entrant may have put it there: a link could lead anywhere, a pipe has no end, and a file may
+    be larger than memory.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
+                return ""
             content = file.read(MOST_BYTES + 1)
     except OSError:
-        return None
-    return None if len(content) > MOST_BYTES else parse_session(content.decode(errors="replace"))
+        return ""
+    return "" if len(content) > MOST_BYTES else content.decode(errors="replace")
 
 
 def parse_session(text: str) -> Session | None:
@@ -90,16 +99,19 @@ def parse_session(text: str) -> Session | None:
     prices = [reply.usd for reply in replies]
     known = [usd for usd in prices if usd is not None]
     total = sum(known) if len(known) == len(prices) else 0.0
-    origin = Origin(
-        input_tokens=sum(reply.input for reply in replies),
-        cached_tokens=sum(reply.cached for reply in replies),
-        output_tokens=sum(reply.output for reply in replies),
-        turns=len(replies),
-        seconds=round(_busy(log.times), 1),
-        # Agents write 0 for a model whose price they do not know.
-        cost_usd=round(total, 6) or None,
-    )
-    return Session(log.harness, log.model[:MOST_NAME], origin)
+    try:
+        origin = Origin(
+            input_tokens=sum(reply.input for reply in replies),
+            cached_tokens=sum(reply.cached for reply in replies),
+            output_tokens=sum(reply.output for reply in replies),
+            turns=len(replies),
+            seconds=round(_busy(log.times), 1),
+            # Agents write 0 for a model whose price they do not know.
+            cost_usd=round(total, 6) or None,
+        )
+    except ValidationError:  # sums that no session reaches
+        return None
+    return Session(log.harness, log.model, origin)
 
 
 def _events(text: str) -> Iterator[dict[str, Any]]:
@@ -140,12 +152,16 @@ def _take(log: _Log, event: dict[str, Any]) -> None:
     log.harness = log.harness or _harness(event, message)
     if not is_reply:
         return
-    named = message.get("model") or message.get("modelID") or ""
-    log.model = log.model or (named if isinstance(named, str) and named.isprintable() else "")
+    log.model = log.model or shown_name(message.get("model") or message.get("modelID"))
     reply = _reply(event, message)
     if reply is not None:
         key = message.get("id") if isinstance(message.get("id"), str) else ""
         log.replies.setdefault(key or f"line {len(log.replies)}", _Reply()).merge(reply)
+
+
+def shown_name(told: Any) -> str:
+    """A name that a file beside an answer tells: text that can be printed and is not too long."""
+    return told[:MOST_NAME] if isinstance(told, str) and told.isprintable() else ""
 
 
 def _reply(event: dict[str, Any], message: dict[str, Any]) -> _Reply | None:
@@ -192,7 +208,7 @@ def _times(event: dict[str, Any], message: dict[str, Any]) -> list[float]:
 
 def _seconds(told: Any) -> float | None:
     """From milliseconds or an ISO date."""
-    if type(told) in (int, float) and math.isfinite(told) and 0 < told < _LARGEST * 10:
+    if type(told) in (int, float) and math.isfinite(told) and 0 < told < MOST_TOKENS * 10:
         return float(told) / 1000
     if not isinstance(told, str):
         return None
@@ -225,6 +241,6 @@ def _first(values: dict[str, Any], paths: tuple[str, ...]) -> float | None:
         found: Any = values
         for name in path.split("."):
             found = found.get(name) if isinstance(found, dict) else None
-        if type(found) in (int, float) and 0 <= found <= _LARGEST:
+        if type(found) in (int, float) and 0 <= found <= MOST_TOKENS:
             return float(found)
     return None
