@@ -19,7 +19,7 @@ from trapline.arena.judge_dependencies import judge_dependencies
 from trapline.arena.process.isolation.packages import is_installed
 from trapline.arena.process.isolation.spec import SandboxLimits
 from trapline.arena.process.session import SandboxConfig
-from trapline.arena.profile import CONTROL, FOLDER, Profile, profile_names, read_profile
+from trapline.arena.profile import CONTROL, FOLDER, FlawPlan, Profile, profile_names, read_profile
 from trapline.arena.record import Level, Record, Track
 from trapline.arena.scope import REFUSALS, WHOLE, Scope
 
@@ -95,10 +95,18 @@ class Challenge:
 
     @property
     def prompt(self) -> str:
-        """The challenge's own; another prompt is known by its summary alone."""
-        if self.profile is not None:
-            return self.profile.plan.summary
-        return (self.folder / "prompt.md").read_text()
+        own = (self.folder / "prompt.md").read_text()
+        return self.profile.prompt(own) if self.profile else own
+
+    @property
+    def flaw(self) -> FlawPlan | None:
+        """The flaw that the prompt of this profile has."""
+        return self.profile.plan.flaw if self.profile else None
+
+    @property
+    def _narrowed(self) -> Profile | None:
+        """The profile that takes only a part of the contract or brings a rule of its own."""
+        return None if self.flaw is not None else self.profile
 
     @property
     def profile_name(self) -> str:
@@ -131,9 +139,9 @@ class Challenge:
     @property
     def control(self) -> Path:
         """A faultless answer in the form that the prompt asks for."""
-        if self.profile is None or self.profile.has_rule:
+        if self._narrowed is None or self._narrowed.has_rule:
             return self.solution
-        return self.profile.folder / CONTROL
+        return self._narrowed.folder / CONTROL
 
     def solution_files(self) -> dict[str, str]:
         return {
@@ -144,7 +152,7 @@ class Challenge:
 
     @property
     def alternates(self) -> list[Path]:
-        if self.profile is not None:
+        if self._narrowed is not None:
             return []
         return sorted(p for p in (self.folder / "alternates").iterdir() if p.is_dir())
 
@@ -152,6 +160,10 @@ class Challenge:
         """A module of the rule, such as `cases`."""
         inner = self.rule_folder.relative_to(self.folder).parts
         return importlib.import_module(".".join((self.package, *inner, name)))
+
+    def profile_module(self, name: str) -> ModuleType:
+        """A module of the profile, such as the golden test of a flawed prompt."""
+        return importlib.import_module(f"{self.package}.{FOLDER}.{self.profile_name}.{name}")
 
     @cached_property
     def cases(self) -> list[Case]:
@@ -210,7 +222,7 @@ class Challenge:
 
     @property
     def dictionary_path(self) -> Path:
-        return (self.profile.folder if self.profile else self.folder) / "fault_dictionary.json"
+        return (self._narrowed or self).folder / "fault_dictionary.json"
 
     @cached_property
     def fault_dictionary(self) -> dict[str, frozenset[str]]:

@@ -1,7 +1,8 @@
 """Profiles: a challenge as another prompt states it, in `profiles/<name>/profile.toml`.
 
-A profile either takes part of the challenge's own contract (its `scope`), or brings a rule of its
-own: `cases.py`, `traps.py` and `solution/` beside `profile.toml`.
+A profile takes part of the challenge's own contract (its `scope`), or brings a rule of its own:
+`cases.py`, `traps.py` and `solution/` beside `profile.toml`, or adds to the challenge's own prompt
+pseudo-code with a planted flaw and a golden test that is right.
 """
 
 import tomllib
@@ -11,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from trapline.arena.errors import UsageError
 from trapline.arena.record import Record
-from trapline.arena.scope import Scope
+from trapline.arena.scope import WHOLE, Scope
 
 FOLDER = "profiles"
 PLAN = "profile.toml"
@@ -19,6 +20,14 @@ PLAN = "profile.toml"
 ADAPTER = "adapter.py"
 #: A faultless answer to the profile's prompt, with its adapter; a rule of its own has `solution`.
 CONTROL = "control"
+#: The profile of prompts with a planted flaw.
+FLAWED = "flawed"
+#: What such a profile adds to the prompt; the module has `check(solution)`.
+PSEUDOCODE, GOLDEN = "pseudocode.md", "golden"
+PREVAILS = (
+    "This sketch is not part of the contract and may contain mistakes. The golden test below is "
+    "right: where the two disagree, the golden test prevails."
+)
 
 
 class EntrySigns(Record):
@@ -42,6 +51,15 @@ class TaskSigns(Record):
     entries: dict[str, EntrySigns] = {}
 
 
+class FlawPlan(Record):
+    """One wrong line in the pseudo-code of a prompt."""
+
+    #: What is wrong with it, in one sentence.
+    name: str
+    #: The trap whose mutant does what the pseudo-code says.
+    mutant: str
+
+
 class ProfilePlan(Record):
     """`profile.toml`, whole."""
 
@@ -56,6 +74,8 @@ class ProfilePlan(Record):
     not_run: str = ""
     weights: dict[str, float] = {}
     recognise: TaskSigns = TaskSigns()
+    #: Makes this the challenge's whole contract under a flawed prompt.
+    flaw: FlawPlan | None = None
 
 
 class Profile:
@@ -71,7 +91,21 @@ class Profile:
 
     @property
     def scope(self) -> Scope:
+        if self.plan.flaw is not None:
+            return WHOLE
         return Scope(frozenset(self.plan.scope), self.plan.tolerance)
+
+    def prompt(self, own: str) -> str:
+        """The challenge's own prompt with a flawed sketch; another prompt is its summary alone."""
+        if self.plan.flaw is None:
+            return self.plan.summary
+        sketch = (self.folder / PSEUDOCODE).read_text()
+        golden = (self.folder / f"{GOLDEN}.py").read_text()
+        return (
+            f"{own}\n## Pseudo-code\n\n{PREVAILS}\n\n{sketch}\n## Golden test\n\n"
+            f"Saved as `golden.py` beside `solution.py`, it runs with `python golden.py`.\n\n"
+            f"```python\n{golden}```\n"
+        )
 
     @property
     def template(self) -> Path:

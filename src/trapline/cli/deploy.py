@@ -1,16 +1,28 @@
 """`trapline deploy`: makes fresh workspaces."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from trapline.arena.challenge import load, load_all
+from trapline.arena import output_paths
+from trapline.arena.challenge import Challenge, load, load_all
+from trapline.arena.errors import UsageError
+from trapline.arena.profile import profile_names
 from trapline.arena.record import Track
+from trapline.arena.solving.deploy import claim_field, free_workspace
 from trapline.arena.solving.deploy import deploy as make_workspace
-from trapline.arena.solving.deploy import free_workspace
 
 EXAMPLE = "trapline deploy field --challenge kv_cache --entrant me"
+#: The variant that solve and deploy ask for.
+Variant = Annotated[
+    Literal["flawed"] | None,
+    typer.Option(
+        help="Prompts whose pseudo-code has a planted flaw, beside a golden test that is right and "
+        "prevails; the grade says whether the answer noticed it.",
+        show_default=False,
+    ),
+]
 
 
 def deploy(
@@ -21,10 +33,31 @@ def deploy(
     ] = None,
     track: Annotated[Track, typer.Option(help="gpu: prompts for CUDA and Triton.")] = "cpu",
     attempt: Annotated[int | None, typer.Option(min=1, help="The number of the attempt.")] = None,
+    variant: Variant = None,
 ) -> None:
     """Make workspaces that hold only the prompt and the starter."""
-    chosen = [load(name, track) for name in challenge or load_all(track)]
+    chosen = asked_challenges(challenge or [], variant, track)
+    output_paths.folder(folder, "what workspaces are deployed into")
     for one in chosen:
         free_workspace(folder, one, entrant, attempt)
+    claim_field(folder, variant or "")
     for one in chosen:
         print(make_workspace(folder, one, entrant, attempt))
+
+
+def asked_challenges(
+    names: list[str], variant: str | None, track: Track = "cpu"
+) -> list[Challenge]:
+    """These challenges, or all that have this variant."""
+    if variant is None:
+        return [load(name, track) for name in names or load_all(track)]
+    if track == "gpu":
+        raise UsageError(f"the gpu track has no {variant} prompts: leave out --track gpu")
+    having = [one.id for one in load_all().values() if variant in profile_names(one.folder)]
+    for name in names:
+        if load(name).id not in having:
+            raise UsageError(
+                f"{name} has no {variant} prompt; the challenges that have one are: "
+                f"{', '.join(having)}"
+            )
+    return [load(name, profile=variant) for name in names or having]

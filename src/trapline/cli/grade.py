@@ -215,6 +215,7 @@ def _brief(cell: Cell) -> dict[str, object]:
         "reason": cell.reason,
         "bundle": cell.bundle,
         "dimensions": {name: dimension.score for name, dimension in cell.dimensions.items()},
+        "flaw": cell.flaw,
         "findings": [
             finding.model_dump(include={"cause", "certainty", "severity", "sentence", "explains"})
             for finding in cell.findings

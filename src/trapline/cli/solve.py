@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.runs.run import choose_level
 from trapline.arena.solving import agents
-from trapline.arena.solving.deploy import check_entrant
+from trapline.arena.solving.deploy import check_entrant, claim_field
 from trapline.arena.solving.endpoint import Endpoint, RateLimit
 from trapline.arena.solving.predicted import assign_predictions, entrant_of
 from trapline.arena.solving.solve import Assignment, Solver, solve_all
 from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price
+from trapline.cli.deploy import Variant, asked_challenges
 from trapline.cli.exit_codes import INCOMPLETE
 
 EXAMPLE = "trapline solve field --endpoint http://localhost:8000/v1 --model my-model"
@@ -37,6 +37,7 @@ def solve(
     ] = None,
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
     attempts: Annotated[int, typer.Option(min=1, help="Attempts per cell.")] = 1,
+    variant: Variant = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds in which an endpoint sees the results of its tests.")
     ] = 1,
@@ -68,7 +69,8 @@ def solve(
     price = Price(input_usd, output_usd)
     if endpoint is None and (rounds > 1 or per_minute is not None or price != Price()):
         raise UsageError("--rounds, --per-minute and prices need --endpoint")
-    wanted = [load(one).id for one in challenge or []]
+    wanted = [one.id for one in asked_challenges(challenge or [], variant)] if challenge else []
+    claim_field(field, variant or "")
     if from_predictions is not None:
         work = assign_predictions(from_predictions, field, wanted)
     else:
@@ -82,15 +84,17 @@ def solve(
             described = agents.find(agent) if agent else agents.from_template(agent_cmd or "")
             solver = AgentSolver(agent or "agent-cmd", model, described, seconds)
         name = check_entrant(entrant) if entrant else entrant_of(model)
-        work = [(solver, _assignments(field, name, wanted, attempts))]
+        work = [(solver, _assignments(field, name, wanted, attempts, variant))]
     unsolved = sum(_solve(solver, assigned, jobs, budget_usd) for solver, assigned in work)
     if unsolved:
         print(f"{unsolved} cells got no answer from the provider; the same command tries again")
         raise typer.Exit(INCOMPLETE)
 
 
-def _assignments(field: Path, name: str, wanted: list[str], attempts: int) -> list[Assignment]:
-    chosen = [load(one) for one in wanted or load_all()]
+def _assignments(
+    field: Path, name: str, wanted: list[str], attempts: int, variant: str | None
+) -> list[Assignment]:
+    chosen = asked_challenges(wanted, variant)
     numbers = range(1, attempts + 1)
     return [Assignment(name, one, number, field) for one in chosen for number in numbers]
 

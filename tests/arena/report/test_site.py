@@ -351,6 +351,19 @@ def test_methodology_says_whether_grading_noise_is_inside(small_run, told):
     assert "1 cell graded again differ by a standard deviation of 1.41 points" in text
 
 
+def test_planted_flaws_have_a_column_and_a_table(make_run, told):
+    run = make_run(["one", "two"], ["rows"])
+    outcomes = ("noticed", "followed")
+    cells = [c.model_copy(update={"flaw": o}) for c, o in zip(run.cells, outcomes, strict=True)]
+    made = Site(RunView(cells=cells), told=told)
+    page = made.render("challenges/rows.html")
+    assert "Planted flaw" in page
+    assert [f"<td>{outcome}</td>" in page for outcome in outcomes] == [True, True]
+    assert "planted flaw: followed" in made.render("cells/two--rows--cpu--1.html")
+    assert "Who noticed the planted flaws" in made.render("standings.html")
+    assert "Planted flaw" not in Site(run, told=told).render("challenges/rows.html")
+
+
 def test_tracks_have_columns_of_their_own(make_run, told):
     run = make_run(["heron", "otter"], ["rows"])
     gpu = [cell.model_copy(update={"track": "gpu"}) for cell in run.cells]

@@ -157,7 +157,7 @@ class Certifier:
             if name != "analysis" and name in weights and not dimension.score
         }
         holds = cell.state == "pass" and not bad
-        if self.challenge.profile is not None:
+        if self.challenge.profile is not None and self.challenge.flaw is None:
             holds = holds and cell.score == 100.0
         return Outcome(
             kind="dimensions",

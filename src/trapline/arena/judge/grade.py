@@ -21,6 +21,7 @@ from trapline.arena.gpu.rig import GpuSubmission
 from trapline.arena.judge import contamination, measure, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
 from trapline.arena.judge.diagnosis import Diagnosis, diagnose
+from trapline.arena.judge.flaw import flaw_outcome
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
 from trapline.arena.judge.intake import Intake
 from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests, tests_once
@@ -31,7 +32,7 @@ from trapline.arena.process.proxy import Submission
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.transcript import Transcript
 from trapline.arena.profile import ADAPTER
-from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, State
+from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, FlawOutcome, State
 
 OnStep = Callable[[str], None]
 
@@ -43,6 +44,7 @@ class Verdict:
     cases: list[CheckResult] = field(default_factory=list)
     traps: list[CheckResult] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    flaw: FlawOutcome = ""
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
 
@@ -135,7 +137,7 @@ def _ask(
 def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> SandboxConfig:
     """The sandbox of an answer; to a profile's prompt it speaks through its adapter."""
     config = challenge.sandbox_config(request.level)
-    if challenge.profile is None or ADAPTER not in intake.files:
+    if challenge.profile is None or challenge.flaw or ADAPTER not in intake.files:
         return config
     return replace(config, entry=Path(ADAPTER).stem)
 
@@ -176,6 +178,7 @@ def _import(challenge: Challenge, submission: Submission) -> str:
 def _refuse(challenge: Challenge, verdict: Verdict, reason: str) -> None:
     """Nothing could be asked: every measure is zero, and no bug is named."""
     verdict.fail(reason)
+    verdict.flaw = "neither" if challenge.flaw else ""
     verdict.cases = [_unasked(case, reason) for case in challenge.cases]
     verdict.traps = [_unasked(trap, reason) for trap in challenge.traps]
     _add_outside(challenge, verdict)
@@ -224,6 +227,11 @@ def _check(
     found = diagnose(challenge, failures, submission, request.seed)
     verdict.findings = found.findings
     verdict.traps = [_with_state(result, found) for result in verdict.traps]
+    if challenge.flaw is not None:
+        on_step("golden test")
+        verdict.flaw = flaw_outcome(
+            challenge, challenge.flaw, submission, verdict.traps, found.findings, request.seed
+        )
     transcripts = {result.id: transcript for result, transcript in failures}
     verdict.raw["calls"] = {
         finding.explains[0]: recorded(transcripts[finding.explains[0]])
@@ -417,6 +425,7 @@ def _bundle(
         cases=verdict.cases,
         traps=verdict.traps,
         findings=verdict.findings,
+        flaw=verdict.flaw,
         submission_digest=intake.digest,
         challenge_digest=challenge.digest,
         seed=request.seed,

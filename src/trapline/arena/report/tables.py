@@ -14,8 +14,8 @@ from trapline.arena.record import DIMENSIONS, Cell
 COLUMNS = (
     "entrant", "challenge", "track", "attempt", "harness", "model", "state", "score", "letter",
     *DIMENSIONS,
-    "traps_set", "traps_fallen", "fallen", "isolation", "full", "seed", "seconds", "started",
-    "submission_digest", "challenge_digest", "bundle", "reason",
+    "traps_set", "traps_fallen", "fallen", "flaw", "isolation", "full", "seed", "seconds",
+    "started", "submission_digest", "challenge_digest", "bundle", "reason",
 )  # fmt: skip
 
 

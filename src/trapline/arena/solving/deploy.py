@@ -6,9 +6,30 @@ from pathlib import Path
 from trapline.arena import output_paths
 from trapline.arena.challenge import DEPLOYED, Challenge
 from trapline.arena.errors import UsageError
+from trapline.arena.runs.field import SETTINGS, read_settings
 
 PROMPT, STARTER = DEPLOYED
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def claim_field(root: Path, profile: str) -> None:
+    """Makes sure that one field holds answers to one kind of prompt, and says which.
+
+    Writes `field.toml` for a profile. Raises `UsageError` where the field has another one.
+    """
+    path = root / SETTINGS
+    there = read_settings(root).profile
+    if there == profile:
+        return
+    if there:
+        raise UsageError(f"{root} is a field of the profile {there!r}: {path} says so")
+    if path.exists() or any(one.is_dir() for one in root.glob("[!.]*")):
+        raise UsageError(
+            f"{root} is a field of the challenges' own prompts: deploy the profile {profile!r} "
+            "into another folder"
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'profile = "{profile}"\n')
 
 
 def check_entrant(name: str) -> str:

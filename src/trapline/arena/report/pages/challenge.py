@@ -23,6 +23,7 @@ def context(reading: Reading, challenge_id: str) -> dict[str, Any]:
         "title": challenge.title,
         "challenge": challenge,
         "rows": cells,
+        "flawed": any(cell.flaw for cell in cells),
         "dimensions": measured,
         "traps": trap_rows(reading, challenge_id, cells),
         "findings_of": {cell.key: _causes(reading, cell) for cell in cells},

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trapline.arena.record import Cell
 from trapline.arena.report import formats, plots
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.harness_effect import (
@@ -67,6 +68,7 @@ def _plot(names: list[str], matrix: list[list[float | None]]) -> Any:
 def detail_tables(reading: Reading) -> list[dict[str, Any]]:
     found = (
         _attempts(reading),
+        _flaws(reading),
         _spreads(reading),
         _costs(reading),
         _harness(reading),
@@ -126,6 +128,33 @@ def _spreads(reading: Reading) -> dict[str, Any]:
             for each in spreads(reading.run.cells)
         ],
     }
+
+
+def _flaws(reading: Reading) -> dict[str, Any]:
+    outcomes = ("noticed", "followed", "neither")
+    told = [cell for cell in reading.run.cells if cell.flaw]
+    entrants = [name for name in reading.order if any(cell.entrant == name for cell in told)]
+    return {
+        "title": "Who noticed the planted flaws",
+        "note": "The prompts' pseudo-code has one flaw each, beside a golden test that is right. "
+        "Noticed: right by the golden test. Followed: the wrong answers are those of the flaw.",
+        "heads": ["Entrant", *(outcome.capitalize() for outcome in outcomes)],
+        "rows": [
+            (name, *(_titles(reading, told, name, outcome) for outcome in outcomes))
+            for name in entrants
+        ],
+    }
+
+
+def _titles(reading: Reading, cells: list[Cell], entrant: str, outcome: str) -> str:
+    """The challenges of this entrant's cells with this outcome, with a second attempt's number."""
+    found = [cell for cell in cells if (cell.entrant, cell.flaw) == (entrant, outcome)]
+    names = [
+        reading.field.challenges[cell.challenge].title
+        + (f" ({cell.attempt})" if cell.attempt > 1 else "")
+        for cell in found
+    ]
+    return ", ".join(names) or "–"
 
 
 def _costs(reading: Reading) -> dict[str, Any]:

@@ -37,9 +37,10 @@ def canonical(bundle: Bundle) -> str:
     """The one text of a bundle that its address is computed from."""
     data = bundle.model_dump(mode="json")
     data["cell"]["bundle"] = ""
-    # Bundles from before origins were recorded keep their address.
-    if data["cell"]["origin"] is None:
-        del data["cell"]["origin"]
+    # Bundles from before these were recorded keep their address.
+    for name in ("origin", "flaw"):
+        if not data["cell"][name]:
+            del data["cell"][name]
     return json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
