@@ -4,14 +4,17 @@ A process of its own: whether Triton interprets is decided when it is imported.
 """
 
 import json
+import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from trapline.arena import challenge as challenges
 from trapline.arena.gpu.local import LocalGpuSubmission
+from trapline.arena.gpu.rig import Rig
 from trapline.arena.judge.checks import first_failure, generator, run_check
 
 SEED = 7
@@ -34,9 +37,24 @@ def main(folder: Path) -> None:
     (folder / "found.json").write_text(json.dumps(found))
 
 
+def apart(work: Callable[[], str]) -> str:
+    """What the work returns, done in a child: a bug that reads outside its memory may end it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, work().encode()[:4000])
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        answer = answers.read()
+    _, status = os.waitpid(child, 0)
+    return answer if status == 0 else "died"
+
+
 class Here:
     def __init__(self, challenge):
         self.challenge = challenge
+        self.rig = Rig("cpu", local=True)
         self.cases = [case for case in challenge.cases if runs_here(case)]
         self.traps = [trap for trap in challenge.traps if runs_here(trap)]
 
@@ -54,7 +72,7 @@ class Here:
 
     def open(self, folder, kind=LocalGpuSubmission):
         entries = self.challenge.module("cases").ENTRIES
-        return kind(folder, self.challenge.sandbox_config("process"), entries)
+        return kind(folder, self.challenge.sandbox_config("process"), entries, self.rig)
 
     def found(self, subject, problem):
         return {"challenge": self.challenge.id, "subject": subject, "problem": problem}
@@ -73,16 +91,22 @@ class Here:
         with tempfile.TemporaryDirectory() as folder:
             for name, source in files.items():
                 Path(folder, name).write_text(source)
-            submission = self.open(Path(folder))
-            problem = ""
-            if run_check(trap, submission, SEED).state != "fail":
+            problem = apart(lambda: self.on_its_control(trap, Path(folder)))
+            if not problem and not apart(lambda: self.on_its_trap(trap, Path(folder))):
                 problem = "survives its own trap"
-            elif trap.control is not None:
-                try:
-                    trap.control(submission, generator(SEED, trap.id))
-                except Exception as error:
-                    problem = f"fails the trap's control, too: {error}"
         return self.found(trap.id, problem)
+
+    def on_its_control(self, trap, folder):
+        """Why the mutant fails the situation without the bug's trigger."""
+        try:
+            if trap.control is not None:
+                trap.control(self.open(folder), generator(SEED, trap.id))
+        except Exception as error:
+            return f"fails the trap's control, too: {error}"
+        return ""
+
+    def on_its_trap(self, trap, folder):
+        return run_check(trap, self.open(folder), SEED).message
 
     def control(self, name):
         submission = self.open(self.challenge.solution, Worthless)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.errors import Violation
+from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.gpu.contract import Entry, Output, Timed, bfloat16, entries
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.gpu.rig import GpuSubmission
@@ -158,15 +158,25 @@ class Measurer:
         """Torch's best by shape; measured once by each grading process."""
         known = _BASELINES.setdefault(self.challenge.digest, {})
         if not known:
+            failures = []
             for folder in sorted((self.challenge.folder / "baselines").iterdir()):
                 if folder.is_dir() and not folder.name.startswith("_"):
-                    with self._of(folder) as baseline:
-                        for ring in rings:
-                            times = Clock(ring, baseline).times(3)
-                            best = known.get(ring.timed.name)
-                            if best is None or times.best < best[0].best:
-                                known[ring.timed.name] = times, folder.name
+                    for ring in rings:
+                        try:
+                            self._time_baseline(folder, ring, known)
+                        except Violation as failure:  # such as a library that this torch lacks
+                            failures.append(f"{folder.name}: {failure}")
+            if any(ring.timed.name not in known for ring in rings):
+                raise ArenaError(f"no baseline of {self.challenge.id} runs: {'; '.join(failures)}")
         return known
+
+    def _time_baseline(self, folder: Path, ring: Ring, known: dict[str, tuple[Times, str]]) -> None:
+        """Notes the baseline's times if it is the fastest so far."""
+        with self._of(folder) as baseline:
+            times = Clock(ring, baseline).times(3)
+        best = known.get(ring.timed.name)
+        if best is None or times.best < best[0].best:
+            known[ring.timed.name] = times, folder.name
 
     def _answer(self, rings: list[Ring]) -> list[tuple[Times, int]]:
         """The answer's times and the memory that it took."""

@@ -142,26 +142,28 @@ def precision(submission: Submission, rng: Rng) -> list[Precision]:
     return [Precision(sums, exact, values)]
 
 
-def _timed(prompts: int, beams: int, tokens: int, dtype: str) -> Timed:
-    size = 4 if dtype == "float32" else 2
+def _timed(prompts: int, beams: int, tokens: int) -> Timed:
 
     def make(rng: Rng) -> tuple[Any, ...]:
-        drawn = noise(rng, (prompts, beams, tokens), dtype, scale=3.0, shift=-16.0)
+        drawn = noise(rng, (prompts, beams, tokens), "float32", scale=3.0, shift=-16.0)
         sums = -5.0 * rng.random((prompts, beams), np.float32)
         return drawn, sums, 2
 
     return Timed(
-        name=f"{prompts} prompts, {beams} beams, {tokens} tokens {dtype}",
+        name=f"{prompts} prompts, {beams} beams, {tokens} tokens float32",
         entry="beam_step",
         make=make,
-        light={"read": float(prompts * beams * tokens * size), "write": 13.0 * prompts * beams},
+        light={"read": 4.0 * prompts * beams * tokens, "write": 13.0 * prompts * beams},
     )
 
 
 def timed() -> list[Timed]:
-    """A large batch, a wide beam, and a single prompt."""
+    """A large batch, a wide beam, a few prompts.
+
+    In float32 there are hardly any ties, which torch breaks in any order.
+    """
     return [
-        _timed(64, 8, 128256, "float32"),
-        _timed(16, 32, 32000, "bfloat16"),
-        _timed(8, 4, 50257, "float32"),
+        _timed(64, 8, 128256),
+        _timed(16, 32, 32000),
+        _timed(8, 4, 50257),
     ]

@@ -211,6 +211,6 @@ def _timed(sizes: Sizes) -> Timed:
 def timed() -> list[Timed]:
     """A batch of trees, and one tree behind a long prefix."""
     return [
-        _timed(Sizes(B=16, H=32, G=8, N=64, L=4096, D=128)),
-        _timed(Sizes(B=1, H=32, G=8, N=32, L=32768, D=128)),
+        _timed(Sizes(B=8, H=32, G=8, N=64, L=2048, D=128)),
+        _timed(Sizes(B=1, H=32, G=8, N=32, L=16384, D=128)),
     ]

@@ -260,23 +260,7 @@ def _timed(sequences: int, length: int, sizes: Sizes) -> Timed:
     )
 
 
-def _timed_append(tokens: int, sizes: Sizes) -> Timed:
-    _, G, D, page = sizes
-
-    def make(rng: Rng) -> tuple[Any, ...]:
-        rows = [noise(rng, (tokens, G, D), "bfloat16") for _ in range(2)]
-        pools = [noise(rng, (2 * tokens // page, page, G, D), "bfloat16") for _ in range(2)]
-        return *rows, *pools, rng.permutation(2 * tokens)[:tokens].astype(np.int64)
-
-    return Timed(
-        name=f"append, {tokens} tokens, G {G}, D {D} bfloat16",
-        entry="paged_append",
-        make=make,
-        light={"read": 4.0 * tokens * G * D, "write": 4.0 * tokens * G * D},
-    )
-
-
 def timed() -> list[Timed]:
-    """A batch of decoding, a few long sequences, a prefill's copy."""
+    """A batch of decoding, two long sequences, many short ones."""
     sizes = Sizes(H=32, G=8, D=128, page=16)
-    return [_timed(64, 4096, sizes), _timed(4, 32768, sizes), _timed_append(16384, sizes)]
+    return [_timed(32, 1024, sizes), _timed(2, 8192, sizes), _timed(128, 128, sizes)]

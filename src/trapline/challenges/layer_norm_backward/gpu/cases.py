@@ -224,7 +224,7 @@ def _timed_forward(rows: int, width: int, dtype: str) -> Timed:
 def timed() -> list[Timed]:
     """A training batch in both passes, and a wide one."""
     return [
-        _timed(16384, 4096, "bfloat16"),
+        _timed(8192, 4096, "bfloat16"),
         _timed(8192, 1024, "float32"),
-        _timed_forward(16384, 4096, "bfloat16"),
+        _timed_forward(8192, 4096, "bfloat16"),
     ]
