@@ -90,6 +90,7 @@ class Diagnoser:
         #: Form of a bug → the trap that names it.
         self.forms = {form: trap.id for trap in challenge.traps for form in trap.forms}
         self._checks = len(challenge.cases) + len(challenge.traps)
+        self._slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
         self.rest = set(self.asked)
         #: By the form of the bug: the checks that it explains.
         self.causes: dict[str, set[str]] = {}
@@ -215,8 +216,10 @@ class Diagnoser:
         return self._same_answers(form, check) or self._together([*self.causes, form], check)
 
     def _together(self, forms: Sequence[str], check: str) -> bool:
-        """A mutant with all these bugs answers as the submission does."""
-        if len(forms) < 2 or not self.host.can_plant(subject := BOTH.join(forms)):
+        """A mutant with all these bugs answers as the submission does; not for slow checks."""
+        if len(forms) < 2 or check in self._slow:
+            return False
+        if not self.host.can_plant(subject := BOTH.join(forms)):
             return False
         return self._same_answers(subject, check)
 
