@@ -32,6 +32,38 @@ def test_numpy_goes_to_the_oracle():
     )
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_tokens_before_heads(kind):
+    """flash-attn's layout: the same numbers, results and gradients in that layout too."""
+    torch = pytest.importorskip("torch")
+    given = [torch.from_numpy(x) if kind == "torch" else x for x in draw()]
+    turned = [x.swapaxes(1, 2) for x in given]
+    rules = {"causal": True, "window": 3, "softcap": 2.0}
+    out, lse = flash_attention_lse(*given, **rules)
+    found = flash_attention_lse(*turned, **rules, layout="bthd")
+    assert found.out.shape == (1, 5, 4, 3)
+    np.testing.assert_array_equal(found.out.swapaxes(1, 2), out)
+    np.testing.assert_array_equal(found.lse, lse)
+    np.testing.assert_array_equal(flash_attention(*turned, **rules, layout="bthd"), found.out)
+    expected = flash_attention_backward(out, *given, out, lse, **rules)
+    grads = flash_attention_backward(
+        found.out, *turned, found.out, found.lse, **rules, layout="bthd"
+    )
+    for one, other in zip(grads, expected, strict=True):
+        np.testing.assert_array_equal(one.swapaxes(1, 2), other)
+
+
+def test_a_likely_mistake_of_the_layout_is_named():
+    q, k, v = (x.swapaxes(1, 2) for x in draw(H=4, G=2, T=7, S=9))
+    with pytest.raises(ShapeError, match="give layout='bthd'"):
+        flash_attention(q, k, v)
+    assert flash_attention(q, k, v, layout="bthd").shape == (1, 7, 4, 3)
+    with pytest.raises(RangeError, match="layout must be 'bhtd' or 'bthd', got 'tbhd'"):
+        flash_attention(q, k, v, layout="tbhd")
+    with pytest.raises(ShapeError, match="multiple of the number of key/value heads, got 7 and 2"):
+        flash_attention(*(x.swapaxes(1, 2) for x in draw(H=7, G=2)), layout="bthd")
+
+
 def test_half_precision_keeps_a_float32_lse():
     out, lse = flash_attention_lse(*draw(dtype=np.float16))
     assert out.dtype == np.float16

@@ -2,7 +2,7 @@
 
 import sys
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -12,12 +12,15 @@ from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels", "triton", "hopper")
+#: Heads before tokens, as in torch, or tokens before heads, as in flash-attn.
+Layout = Literal["bhtd", "bthd"]
+_LAYOUTS = get_args(Layout)
 
 
 class Attended(NamedTuple):
     """The result of attention, with the log-sum-exp of each row."""
 
-    out: Any  # (B, H, T, D)
+    out: Any  # (B, H, T, D), or (B, T, H, D) in that layout
     lse: Any  # (B, H, T), natural logarithm, −inf where a query sees no key
 
 
@@ -39,6 +42,7 @@ def flash_attention(
     softcap: float = 0.0,
     scale: float | None = None,
     deterministic: bool = True,
+    layout: Layout = "bhtd",
     impl: Impl | None = None,
 ) -> Any:
     """softmax(scale · q kᵀ) v, exact, without a score matrix: (B,H,T,D) in q's dtype.
@@ -48,11 +52,12 @@ def flash_attention(
     `window` of w, a query at position p sees the positions closer than w to p. A `softcap` of c
     turns a score s into c · tanh(s / c). A query that sees no key gives 0. Tensors are
     differentiable; gradients are bitwise repeatable unless `deterministic` is False, which lets the
-    kernels use a faster algorithm. `impl` names the implementation, see `trapline.gold.impl`;
-    "triton" and "hopper" are the two tiers of "kernels".
+    kernels use a faster algorithm. With `layout="bthd"` q is (B,T,H,D), k and v are (B,S,G,D) and
+    the result is (B,T,H,D), as in flash-attn. `impl` names the implementation, see
+    `trapline.gold.impl`; "triton" and "hopper" are the two tiers of "kernels".
     """
     rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-    rules |= {"scale": scale, "deterministic": deterministic}
+    rules |= {"scale": scale, "deterministic": deterministic, "layout": layout}
     return flash_attention_lse(q, k, v, **rules, impl=impl).out
 
 
@@ -66,13 +71,21 @@ def flash_attention_lse(
     softcap: float = 0.0,
     scale: float | None = None,
     deterministic: bool = True,
+    layout: Layout = "bhtd",
     impl: Impl | None = None,
 ) -> Attended:
     """`flash_attention` with the log-sum-exp of every row, as needed to merge partial results.
 
-    lse is float64 for float64 inputs and float32 for all others. It is differentiable.
+    lse (B,H,T) is float64 for float64 inputs and float32 for all others. It is differentiable.
     """
     chosen = choose("flash_attention", _OFFERED, impl, q=q, k=k, v=v)
+    if _tokens_first(layout):
+        _check(q, k, v, "B T H D", "B S G D")
+        turned = (x.swapaxes(1, 2) for x in (q, k, v))
+        rest: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+        rest |= {"scale": scale, "deterministic": deterministic, "impl": impl}
+        out, lse = flash_attention_lse(*turned, **rest)
+        return Attended(out.swapaxes(1, 2), lse)
     _check(q, k, v, "B H T D", "B G S D")
     softcap, scale = checked_rules(q, window, softcap, scale)
     if chosen == "oracle":
@@ -100,17 +113,26 @@ def flash_attention_backward(
     softcap: float = 0.0,
     scale: float | None = None,
     deterministic: bool = True,
+    layout: Layout = "bhtd",
     impl: Impl | None = None,
 ) -> AttentionGradients:
     """dq, dk, dv of `flash_attention_lse`, from its inputs and its results `out` and `lse`.
 
     `dout` is the gradient of out, `dlse` that of lse (zeros if omitted). All options must equal
-    those of the forward call. Tensors need no `requires_grad`: this computes gradients, it does not
-    record them.
+    those of the forward call; `layout` is that of all arrays but lse and dlse. Tensors need no
+    `requires_grad`: this computes gradients, it does not record them.
     """
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     arrays |= {} if dlse is None else {"dlse": dlse}
     chosen = choose("flash_attention_backward", _OFFERED, impl, **arrays)
+    if _tokens_first(layout):
+        _check(q, k, v, "B T H D", "B S G D")
+        checks.axes(q=(q, "B T H D"), out=(out, "B T H D"), dout=(dout, "B T H D"))
+        turned = (x.swapaxes(1, 2) for x in (dout, q, k, v, out))
+        rest: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+        rest |= {"scale": scale, "deterministic": deterministic, "impl": impl, "dlse": dlse}
+        found = flash_attention_backward(*turned, lse, **rest)
+        return AttentionGradients(*(x.swapaxes(1, 2) for x in found))
     _check(q, k, v, "B H T D", "B G S D")
     checks.floating(*checks.LOW_FLOATS, q=q, out=out, dout=dout)
     checks.floating("float64" if checks.dtype_name(q) == "float64" else "float32", lse=lse)
@@ -205,7 +227,19 @@ def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
         return  # right at first sight: as many heads and tokens everywhere
     checks.floating(*checks.LOW_FLOATS, q=q, k=k, v=v)
     sizes = checks.axes(q=(q, q_axes), k=(k, kv_axes), v=(v, kv_axes))
-    check_heads(sizes["H"], sizes["G"], empty=True)
+    tokens = sizes["T"], sizes["S"]
+    try:
+        check_heads(sizes["H"], sizes["G"], empty=True)
+    except ShapeError as error:
+        if q_axes != "B H T D" or not all(tokens) or tokens[0] % tokens[1]:
+            raise
+        raise ShapeError(f"{error}; if tokens come before heads, give layout='bthd'") from None
+
+
+def _tokens_first(layout: str) -> bool:
+    if layout not in _LAYOUTS:
+        raise RangeError(f"layout must be 'bhtd' or 'bthd', got {layout!r}")
+    return layout == "bthd"
 
 
 def check_heads(heads: int, kv_heads: int, *, empty: bool) -> None:

@@ -24,6 +24,7 @@ from trapline.gold.kv_cache.codecs import Fields, hadamard
 from trapline.gold.kv_cache.dense import DenseStorage
 from trapline.gold.kv_cache.paged import PagedStorage, Rows
 from trapline.gold.kv_cache.recent import Recent
+from trapline.gold.page_layout import PageLayout, check_layout
 
 Kind = Literal["dense", "paged", "quantized", "paged_quantized"]
 _MANY = 2**31
@@ -73,7 +74,8 @@ class KVCache:
     published prefix. With a `window` each position sees that many, itself included, and paged kinds
     free the pages behind it. An unknown sequence raises KeyError, an exhausted pool MemoryError; a
     call that raises changes nothing. `like`, an array or tensor, allocates the storage at once for
-    its dtype and device; otherwise the first append does. The storage of paged kinds never moves.
+    its dtype and device; otherwise the first append does. The storage of paged kinds never moves;
+    `layout` is its order in memory, see `trapline.gold.page_layout`.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class KVCache:
         calibration: Calibration | None = None,
         recent: int = 0,
         window: int | None = None,
+        layout: PageLayout = "bshd",
         like: Any = None,
     ) -> None:
         checks.integer_between(
@@ -104,15 +107,20 @@ class KVCache:
         )
         checks.integer_between(0, _MANY, recent=recent)
         _check_kind(kind, bits, rotate, calibration, recent, head_dim)
+        check_layout(layout)
+        paged = kind in ("paged", "paged_quantized")
+        if layout != "bshd" and (not paged or calibration is not None):
+            raise RangeError(f"layout {layout!r} needs a paged kind without a calibration")
         self.kind, self.bits, self.rotate, self.window = kind, bits, rotate, window
+        self.layout = layout
         self.num_layers, self.num_kv_heads, self.head_dim = num_layers, num_kv_heads, head_dim
         shape = (num_layers, num_kv_heads, head_dim)
         if calibration is not None and calibration.shape != shape:
             raise ShapeError(f"the calibration is of {calibration.shape}, the cache of {shape}")
         self._calibration = calibration
         self._storage: Storage = (
-            PagedStorage(num_layers, num_blocks, block_size)
-            if kind in ("paged", "paged_quantized")
+            PagedStorage(num_layers, num_blocks, block_size, layout)
+            if paged
             else DenseStorage(num_layers, num_blocks * block_size)
         )
         self._recent = Recent(num_layers, recent)

@@ -11,14 +11,15 @@ import numpy as np
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.block_manager import BlockManager
 from trapline.gold.kv_cache.codecs import Fields
+from trapline.gold.page_layout import PageLayout, memory_shape
 
 
 class Rows(Protocol):
-    """Allocates a pool of rows, and writes and reads rows of one layer."""
+    """Allocates pools, and writes and reads rows of one layer (pages, P, …) with any strides."""
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any: ...
-    def put(self, flat: Any, slots: np.ndarray, rows: Any) -> None: ...
-    def get(self, flat: Any, slots: np.ndarray) -> Any: ...
+    def put(self, pool: Any, slots: np.ndarray, rows: Any) -> None: ...
+    def get(self, pool: Any, slots: np.ndarray) -> Any: ...
 
 
 class NumpyRows:
@@ -27,26 +28,40 @@ class NumpyRows:
     def zeros(self, shape: tuple[int, ...], like: Any) -> np.ndarray:
         return np.zeros(shape, like.dtype)
 
-    def put(self, flat: Any, slots: np.ndarray, rows: Any) -> None:
-        flat[slots] = rows
+    def put(self, pool: Any, slots: np.ndarray, rows: Any) -> None:
+        pool[slots // pool.shape[1], slots % pool.shape[1]] = rows
 
-    def get(self, flat: Any, slots: np.ndarray) -> Any:
-        return flat[slots]
+    def get(self, pool: Any, slots: np.ndarray) -> Any:
+        return pool[slots // pool.shape[1], slots % pool.shape[1]]
 
 
 class PagedStorage:
-    """One array (layers, pages, P, …) per field, allocated once; its address never changes."""
+    """One pool (layers, pages, P, …) per field, allocated once; its address never changes.
 
-    def __init__(self, num_layers: int, num_pages: int, page_size: int) -> None:
-        self.num_layers = num_layers
+    The layout is the order of a layer in memory; pools are views of it.
+    """
+
+    def __init__(
+        self, num_layers: int, num_pages: int, page_size: int, layout: PageLayout = "bshd"
+    ) -> None:
+        self.num_layers, self.layout = num_layers, layout
         self.book = BlockManager(num_pages, page_size)
         self.pools: Fields = ()
 
     def allocate(self, empty: Fields, rows: Rows) -> None:
         """Allocates pools with the dtypes and shapes of `empty`, the fields of zero rows."""
         self._rows = rows
-        place = (self.num_layers, self.book.num_pages, self.book.page_size)
-        self.pools = tuple(rows.zeros(place + tuple(e.shape[1:]), e) for e in empty)
+        self.pools = tuple(self._pool(field, rows) for field in empty)
+
+    def _pool(self, empty: Any, rows: Rows) -> Any:
+        book, (_, *row) = self.book, empty.shape
+        if self.layout == "bshd":
+            return rows.zeros((self.num_layers, book.num_pages, book.page_size, *row), empty)
+        place = memory_shape(book.num_pages, row[0], book.page_size, self.layout)
+        pool = rows.zeros((self.num_layers, *place, *row[1:]), empty)
+        # (layers, pages, heads, P, …) by swapping, then heads behind positions.
+        ordered = pool.swapaxes(1, 2) if self.layout == "hbsd" else pool
+        return ordered.swapaxes(2, 3)
 
     def open(self, seq: int) -> None:
         self.book.tables[seq] = []
@@ -71,12 +86,12 @@ class PagedStorage:
     def write(self, seq: int, layer: int, start: int, fields: Fields) -> None:
         slots = self.book.slots(seq, np.arange(start, start + len(fields[0])))
         for pool, field in zip(self.pools, fields, strict=True):
-            self._rows.put(self._flat(pool)[layer], slots, field)
+            self._rows.put(pool[layer], slots, field)
 
     def read(self, seq: int, layer: int, count: int) -> Fields:
         """The stored rows up to position `count`."""
         slots = self.book.slots(seq, np.arange(self.book.first(seq), count))
-        return tuple(self._rows.get(self._flat(pool)[layer], slots) for pool in self.pools)
+        return tuple(self._rows.get(pool[layer], slots) for pool in self.pools)
 
     def fork(self, seq: int, child: int) -> None:
         self.book.fork(seq, child)
@@ -89,12 +104,12 @@ class PagedStorage:
         if indices[start:].min() < self.book.first(seq):
             raise RangeError("positions behind the window are gone and cannot be moved")
         slots = self.book.slots(seq, indices[start:])
-        kept = [[self._rows.get(flat, slots) for flat in self._flat(pool)] for pool in self.pools]
+        kept = [[self._rows.get(layer, slots) for layer in pool] for pool in self.pools]
         self.book.replace(seq, fixed, self.book.pages_for(len(indices)) - fixed)
         slots = self.book.slots(seq, np.arange(start, len(indices)))
         for pool, layers in zip(self.pools, kept, strict=True):
-            for flat, moved_rows in zip(self._flat(pool), layers, strict=True):
-                self._rows.put(flat, slots, moved_rows)
+            for layer, moved_rows in zip(pool, layers, strict=True):
+                self._rows.put(layer, slots, moved_rows)
 
     def shrink(self, seq: int, n: int) -> None:
         self.book.shrink(seq, n)
@@ -104,7 +119,3 @@ class PagedStorage:
 
     def nbytes(self) -> int:
         return sum(int(pool.nbytes) for pool in self.pools) + 8 * self.book.entries()
-
-    def _flat(self, pool: Any) -> Any:
-        """(layers, pages · P, …), the same memory."""
-        return pool.reshape(self.num_layers, -1, *pool.shape[3:])

@@ -25,11 +25,23 @@ class TensorRows:
     def zeros(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return like.new_zeros(shape)
 
-    def put(self, flat: Tensor, slots: np.ndarray, rows: Tensor) -> None:
-        flat.index_copy_(0, torch.from_numpy(slots).to(flat.device), rows)
+    def put(self, pool: Tensor, slots: np.ndarray, rows: Tensor) -> None:
+        places = torch.from_numpy(slots).to(pool.device)
+        if pool.is_contiguous():
+            pool.view(-1, *pool.shape[2:]).index_copy_(0, places, rows)
+        else:
+            pool.index_put_(_page_and_offset(pool, places), rows)
 
-    def get(self, flat: Tensor, slots: np.ndarray) -> Tensor:
-        return flat.index_select(0, torch.from_numpy(slots).to(flat.device))
+    def get(self, pool: Tensor, slots: np.ndarray) -> Tensor:
+        places = torch.from_numpy(slots).to(pool.device)
+        if pool.is_contiguous():
+            return pool.view(-1, *pool.shape[2:]).index_select(0, places)
+        return pool[_page_and_offset(pool, places)]
+
+
+def _page_and_offset(pool: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    size = pool.shape[1]
+    return slots // size, slots % size
 
 
 class TensorArithmetic:

@@ -1,8 +1,9 @@
 """Attention over a paged cache, and appending to it: the public functions and their checks.
 
-Pages are (pages, G, P, D) with any strides, in q's dtype, or they hold codes with one float16 scale
-per position and head, value = code · scale: int8, float8_e4m3fn, or two 4-bit codes in a uint8
-(element d in the low half, element d + D/2 in the high half).
+Pages are (pages, G, P, D) with any strides, or in another `layout` (`trapline.gold.page_layout`).
+They have q's dtype, or hold codes with one float16 scale per position and head, value = code ·
+scale: int8, float8_e4m3fn, or two 4-bit codes in a uint8 (element d in the low half, element
+d + D/2 in the high half).
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from trapline.gold.attention.paged import PagedProblem
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 from trapline.gold.kv_cache.codecs import unpack_nibbles
+from trapline.gold.page_layout import PageLayout, as_pages, check_layout
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 _APPENDED_BY: tuple[Impl, ...] = ("torch", "kernels")
@@ -42,6 +44,7 @@ def paged_attention(
     prefix_rows: int = 0,
     prefix_pages: Any = None,
     check: bool | None = None,
+    layout: PageLayout = "bhsd",
     impl: Impl | None = None,
 ) -> Any:
     """Attention of each sequence's last queries to all positions up to theirs: (queries, H, D).
@@ -55,12 +58,15 @@ def paged_attention(
 
     A prefix that sequences share can be read once for all of them: in group i of `prefix_rows`
     consecutive sequences, the first `prefix_pages[i]` pages are the same, full, and before any
-    query. This hint changes the speed, not the result.
+    query. This hint changes the speed, not the result. `layout` is the order in which pages and
+    scales are given.
 
     `check=True` verifies lengths, boundaries, the table and the hint; `check=False` does not. By
     default they are verified for NumPy arrays and CPU tensors, but not for CUDA tensors, where
     reading them waits for the device and cannot be captured in a graph, nor under `torch.compile`.
     """
+    pages = _pages(layout, k_pages=k_pages, v_pages=v_pages, k_scale=k_scale, v_scale=v_scale)
+    k_pages, v_pages, k_scale, v_scale = pages
     arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
     arrays |= {"block_table": block_table, "seq_lens": seq_lens}
     optional = {"cu_q": cu_q, "k_scale": k_scale, "v_scale": v_scale, "tree_mask": tree_mask}
@@ -107,6 +113,7 @@ def paged_append(
     cosine: Any = None,
     sine: Any = None,
     check: bool | None = None,
+    layout: PageLayout = "bhsd",
     impl: Impl | None = None,
 ) -> None:
     """Write k and v (tokens, G, D) to their slots, quantised if the pages hold codes.
@@ -120,6 +127,8 @@ def paged_append(
     captured in a graph, nor under `torch.compile`. Slots must be valid: a kernel writes where they
     point to.
     """
+    pages = _pages(layout, k_pages=k_pages, v_pages=v_pages, k_scale=k_scale, v_scale=v_scale)
+    k_pages, v_pages, k_scale, v_scale = pages
     arrays = {"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "slots": slots}
     optional = {"k_scale": k_scale, "v_scale": v_scale, "cosine": cosine, "sine": sine}
     arrays |= {name: value for name, value in optional.items() if value is not None}
@@ -143,6 +152,18 @@ def paged_append(
     else:
         from trapline.gold.attention.paged.reference import append_operator
     append_operator(k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine)
+
+
+def _pages(layout: PageLayout, **given: Any) -> list[Any]:
+    """Pages and scales as (pages, G, P, …); what is no array is refused later."""
+    check_layout(layout)
+    if layout == "bhsd":
+        return list(given.values())
+    for name, array in given.items():
+        shape, axes = tuple(getattr(array, "shape", ())), 3 if name.endswith("_scale") else 4
+        if array is not None and len(shape) != axes:
+            raise ShapeError(f"{name} must have {axes} axes in layout {layout}, got {shape}")
+    return [None if array is None else as_pages(array, layout) for array in given.values()]
 
 
 def _width(arrays: dict[str, Any]) -> int:
