@@ -100,6 +100,25 @@ def test_undefined_logits_end_their_prompt_only():
     assert {burst.prompt for burst in bursts if burst.last} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("mode", ["chain", "tree"])
+@pytest.mark.parametrize("budget", [4, 11])
+def test_a_drafter_of_nan_ends_no_other_prompt(mode, budget):
+    """Features of NaN give drafts of NaN; a drafted token of NaN is one that no other node sees."""
+    target, model = random_pair()
+    prompts = [[1], [4, 2, 9, 3, 0, 7], [5, 5, 8], [6, 3]]
+    expected = plain(target, [[1], [5, 5, 8]], max_new_tokens=9)
+    target.embedding.weight[3] = torch.nan
+    assert not any(3 in row for row in expected)
+    found = target.generate(
+        prompts,
+        max_new_tokens=9,
+        stop_ids=[],
+        speculate=Speculation(model, mode=mode, budget=budget),
+    )
+    assert [answer.finish_reason for answer in found] == ["length", "error", "length", "error"]
+    assert [found[0].tokens, found[2].tokens] == expected
+
+
 @pytest.mark.parametrize(
     ("change", "way", "why"),
     [

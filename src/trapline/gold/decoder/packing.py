@@ -171,10 +171,20 @@ def _inside(window: int | None, mask: Tensor, place: Tensor) -> Tensor:
 def _masked_attention(
     rules: AttentionRules, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> Tensor:
-    """q (n, H, D) over keys and values (S, G, D) where mask (n, S) is True."""
+    """q (n, H, D) over keys and values (S, G, D) where mask (n, S) is True.
+
+    A weight of 0 times NaN is NaN. So new positions that are not finite count as zeros, and queries
+    that see one of them give NaN: a bad node of a tree affects its own branch only.
+    """
+    new, before = len(mask), len(keys) - len(mask)
+    sound = (keys[-new:].isfinite() & values[-new:].isfinite()).flatten(1).all(dim=1)
+    finite = torch.cat((sound.new_ones(before), sound))
+    if keys.is_cuda or not bool(sound.all()):
+        keys, values = (torch.where(finite[:, None, None], x, 0.0) for x in (keys, values))
     q, keys, values = (x.transpose(0, 1) for x in (q, keys, values))
     seen = masked_attention(q[None], keys[None], values[None], mask, rules)
-    return seen[0].transpose(0, 1)
+    spoilt = (mask & ~finite).any(dim=1)
+    return seen[0].transpose(0, 1).masked_fill(spoilt[:, None, None], torch.nan)
 
 
 def stores(caches: Sequence[Cache], counts: Sequence[int]) -> Iterator[OwnRows | PooledRows]:

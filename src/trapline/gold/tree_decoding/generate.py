@@ -198,7 +198,7 @@ def _round(
     target: Target, drafter: Drafter, rows: list[Row], rules: Rules, statistics: Statistics
 ) -> list[tuple[Row, Burst]]:
     with statistics.time("draft"):
-        log_q = _within_limits(drafter.draft(rows), rows, rules.max_new_tokens)
+        log_q = _within_limits(_defined(drafter.draft(rows)), rows, rules.max_new_tokens)
     with statistics.time("tree"):
         tokens, parents = _tree(log_q, rules)
         trees = _trees(rows, tokens, parents)
@@ -237,6 +237,15 @@ def cut(prompt: int, tokens: list[int], accepted: int, left: int, stops: frozens
     tokens = tokens if end is None else tokens[: end + 1]
     last = end is not None or len(tokens) >= left
     return Burst(prompt, tokens, min(accepted, len(tokens)), last)
+
+
+def _defined(log_q: Tensor) -> Tensor:
+    """Drops the drafts of rows that contain NaN or +inf, so that these rows draft nothing.
+
+    The target decides whether such a row ends; the other rows go on.
+    """
+    defined = (log_q < torch.inf).flatten(1).all(dim=1)
+    return torch.where(defined[:, None, None], log_q, -torch.inf)
 
 
 def _within_limits(log_q: Tensor, rows: list[Row], max_new_tokens: int) -> Tensor:
