@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.calibrate import calibrate
@@ -113,8 +114,6 @@ def test_a_token_of_nan_does_not_spoil_the_others_of_an_expert(make):
 
 
 def test_a_missing_expert_is_named(make, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     make("mixtral").save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["model.layers.1.block_sparse_moe.experts.3.w3.weight"]
@@ -139,6 +138,34 @@ def test_older_files_of_gemma3_are_read_as_in_transformers(make, tmp_path):
     ids = torch.randint(0, 23, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_text_part_of_a_gemma3_with_images(tmp_path, older):
+    """The larger ones; older files name their tensors in another way."""
+    small = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
+    vision = {**small, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    text = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    text |= {"max_position_embeddings": 64, "sliding_window": 5}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=29
+    )
+    torch.manual_seed(0)
+    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    if older:
+        path = tmp_path / "model.safetensors"
+        tensors = load_file(path)
+        old = {}
+        for name, tensor in tensors.items():
+            name = name.replace("model.language_model.", "language_model.model.")
+            old[name.replace("model.vision_tower.", "vision_tower.")] = tensor
+        save_file(old, path, metadata={"format": "pt"})
+    ours = Decoder.from_pretrained(tmp_path)
+    ids = torch.randint(0, 28, (1, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_a_drafter_for_a_gemma_has_plain_layers(make):

@@ -37,7 +37,13 @@ _UNSAID: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "gemma3_text": _GEMMA,
+    # The text part of a gemma3 names only what differs from these.
+    "gemma3_text": {
+        **_GEMMA,
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131_072,
+    },
     "phi3": {"rms_norm_eps": 1e-5},
     "mixtral": {
         "num_key_value_heads": 8,
@@ -161,7 +167,10 @@ def read_config(folder: str | Path) -> DecoderConfig:
 
 
 def from_dict(raw: dict[str, Any]) -> DecoderConfig:
-    """The configuration from the parsed file."""
+    """The configuration from the parsed file; of a gemma3, that of its text part."""
+    if raw.get("model_type") == "gemma3" and isinstance(raw.get("text_config"), dict):
+        ends = {key: value for key, value in raw.items() if key.endswith("_token_id")}
+        raw = {**raw["text_config"], **ends, "model_type": "gemma3_text"}
     family = raw.get("model_type", "")
     if not isinstance(family, str) or family not in get_args(Family):
         raise RangeError(f"model_type must be {', '.join(get_args(Family))}, got {family!r}")

@@ -103,18 +103,35 @@ def quantisation_settings(folder: Path) -> dict[str, Any]:
     return declared if isinstance(declared, dict) else {}
 
 
+def text_part(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The language model of a checkpoint that also has images; other tensors are left out."""
+    prefixes = ("model.language_model.", "language_model.model.", "language_model.")
+    if not any(name.startswith(prefixes) for name in tensors):
+        return tensors
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        for prefix, instead in zip(prefixes, ("model.", "model.", ""), strict=True):
+            if name.startswith(prefix):
+                found[instead + name.removeprefix(prefix)] = tensor
+                break
+        else:
+            if name == "lm_head.weight":
+                found[name] = tensor
+    return found
+
+
 def read_weights(folder: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """All tensors of a dense or FP8 checkpoint; refuses other quantised ones."""
     settings = quantisation_settings(folder)
     method = settings.get("quant_method")
     if method is None:
-        return read_tensors(folder)
+        return text_part(read_tensors(folder))
     if method not in fp8.METHODS:
         raise RangeError(
             f"quant_method must be trapline-ternary, {' or '.join(fp8.METHODS)}, got {method!r}; "
             "use the checkpoint before its quantisation"
         )
-    return fp8.dequantized(read_tensors(folder), settings, dtype)
+    return fp8.dequantized(text_part(read_tensors(folder)), settings, dtype)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
