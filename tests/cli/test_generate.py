@@ -110,7 +110,7 @@ def test_bias_and_penalties_reach_the_model(checkpoint, run):
 
 BAD = [
     (("1", "--ids"), "nowhere", "config.json"),
-    (("1",), "nowhere", "no such folder"),
+    (("1",), "nowhere", "no such folder or file"),
     (("one", "--ids"), "", "integers"),
     (("", "--ids"), "", "prompt is empty"),
     (("999", "--ids"), "", "outside the vocabulary"),

@@ -130,6 +130,7 @@ def test_a_checkpoint_folder_and_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
     result = run("org/unknown")
     assert isinstance(result.exception, UsageError)
+    assert "unknown model 'org/unknown'; there are: gpt2-xl" in str(result.exception)
     assert "org/unknown is not a path of this machine" in str(result.exception)
 
 

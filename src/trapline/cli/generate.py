@@ -235,7 +235,7 @@ def _tokenizer(model: Path) -> Any:
     from trapline.gold.decoder.text import Tokenizer
 
     if not model.exists():
-        raise UsageError(f"no such folder: {model}")
+        raise UsageError(f"no such folder or file: {model}")
     folder = _folder(model)
     if not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} has no tokenizer.json; --ids takes token ids instead")

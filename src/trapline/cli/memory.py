@@ -99,9 +99,13 @@ def _shape(model: str) -> ModelShape:
     if not (Path(model) / "config.json").is_file():
         try:
             return find_model(model)
-        except RangeError:
+        except RangeError as unknown:
             if not is_hub_id(model):
                 raise
+            try:
+                return model_shape(model)
+            except FileNotFoundError as missing:
+                raise UsageError(f"{unknown}; {missing}") from None
     return model_shape(model)
 
 

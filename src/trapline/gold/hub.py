@@ -4,6 +4,7 @@ Files come from the local cache of `huggingface_hub` or are downloaded into it. 
 fetched: JSON, safetensors and GGUF; no code of a repository runs.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,9 @@ def _fetched(name: str, fetch: Callable[[Any], str]) -> Path:
             f"{name} is not a path of this machine; install huggingface_hub (trapline[hub]) to "
             "load it from the Hugging Face Hub"
         ) from None
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # its warnings of each attempt; the sentence below says it once
     try:
         return Path(fetch(huggingface_hub))
     except errors.GatedRepoError:
@@ -77,6 +81,8 @@ def _fetched(name: str, fetch: Callable[[Any], str]) -> Path:
         raise RangeError(f"the Hugging Face Hub refused {name}: {reason}") from None
     except OSError:  # no network, or offline mode
         raise _unreachable(name) from None
+    finally:
+        log.setLevel(level)
 
 
 def _unreachable(name: str) -> FileNotFoundError:
