@@ -47,6 +47,13 @@ def choose(operation: str, offered: tuple[Impl, ...], impl: Impl | None, **argum
 
 
 def _kind(arguments: dict[str, Any]) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None:  # the usual case, without a message for the others
+        tensor, places = torch.Tensor, set()
+        for value in arguments.values():
+            places.add(value.is_cuda if isinstance(value, tensor) else None)
+        if len(places) == 1 and None not in places:
+            return "CUDA tensors" if places.pop() else "CPU tensors"
     kinds = {name: _kind_of(name, value) for name, value in arguments.items()}
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{name} is one of the {kind}" for name, kind in kinds.items())

@@ -128,10 +128,10 @@ def flash_attention_backward(
     if _tokens_first(layout):
         _check(q, k, v, "B T H D", "B S G D")
         checks.axes(q=(q, "B T H D"), out=(out, "B T H D"), dout=(dout, "B T H D"))
-        turned = (x.swapaxes(1, 2) for x in (dout, q, k, v, out))
+        dout, q, k, v, out = (x.swapaxes(1, 2) for x in (dout, q, k, v, out))
         rest: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
         rest |= {"scale": scale, "deterministic": deterministic, "impl": impl, "dlse": dlse}
-        found = flash_attention_backward(*turned, lse, **rest)
+        found = flash_attention_backward(dout, q, k, v, out, lse, **rest)
         return AttentionGradients(*(x.swapaxes(1, 2) for x in found))
     _check(q, k, v, "B H T D", "B G S D")
     checks.floating(*checks.LOW_FLOATS, q=q, out=out, dout=dout)

@@ -1,7 +1,8 @@
 """Layer norm and RMS norm in torch, forward and backward.
 
-Layer norm is torch's own. RMS norm, which torch composes of whole tensors, runs over blocks of rows
-that stay in a core's cache. Sums run in float32 for 16-bit inputs and in the input's own dtype
+Layer norm is torch's own, and so is RMS norm of a few rows whose statistics nobody needs. Of many
+rows, RMS norm, which torch composes of whole tensors, runs over blocks that stay in a core's cache.
+Sums run in float32 for 16-bit inputs and in the input's own dtype
 otherwise. The gradient of RMS norm has a closed form (docs/components/layer_norm.md), with
 g = dy · weight:
 
@@ -13,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 #: Elements per thread of a block of rows: its temporaries stay in a core's cache.
-_BLOCK = 1 << 15
+_BLOCK = 1 << 17
 
 
 def forward(
@@ -33,6 +35,23 @@ def forward(
         y, rstd = _rms_norm(total, w, b, eps)
         mean = x.new_empty(0, dtype=rstd.dtype)
     return y, x.new_empty(0) if residual is None else total, mean, rstd
+
+
+def normed(
+    x: Tensor,
+    residual: Tensor | None,
+    w: Tensor | None,
+    b: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor]:
+    """y and total of `forward`, for calls whose statistics are not kept."""
+    rows = x if residual is None else x + residual
+    torch_can = b is None and (w is None or w.dtype == x.dtype) and x.device.type == "cpu"
+    if centred or not torch_can or not 0 < x.numel() <= _BLOCK * torch.get_num_threads():
+        return forward(x, residual, w, b, eps, centred)[:2]
+    y = functional.rms_norm(rows, rows.shape[-1:], w, eps)
+    return y, x if residual is None else rows
 
 
 def backward(
@@ -104,15 +123,20 @@ def _weight_for_torch(x: Tensor, w: Tensor | None) -> Tensor | None:
 
 def _rms_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """y, rstd."""
-    flat = _flat(x)
+    flat, narrow = _flat(x), _is_narrow(x)
+    weight, bias = (None if one is None else _wide(one) for one in (w, b))
     y = torch.empty_like(flat, memory_format=torch.contiguous_format)
     rstd = flat.new_empty((len(flat), 1), dtype=_wide_dtype(x))
     for here in _blocks(flat):
-        rows = _wide(flat[here])
-        rstd[here] = _rstd(rows, eps)
-        normed = rows * rstd[here]
-        normed = normed if w is None else normed.mul_(_wide(w))
-        y[here] = normed if b is None else normed.add_(_wide(b))
+        rows, out = _wide(flat[here]), y[here]
+        scale = _rstd(rows, eps)
+        rstd[here] = scale
+        # Wide rows of 16-bit inputs are copies already.
+        scaled = rows.mul_(scale) if narrow else torch.mul(rows, scale, out=out)
+        scaled = scaled if weight is None else scaled.mul_(weight)
+        scaled = scaled if bias is None else scaled.add_(bias)
+        if narrow:
+            out.copy_(scaled)
     return y.view(x.shape), rstd.view(*x.shape[:-1], 1)
 
 
@@ -145,7 +169,8 @@ def _rms_norm_backward(
 
 
 def _rstd(rows: Tensor, eps: float) -> Tensor:
-    return torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps)
+    squares: Tensor = torch.linalg.vecdot(rows, rows).unsqueeze_(-1)
+    return squares.div_(rows.shape[-1]).add_(eps).rsqrt_()
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -7,12 +7,16 @@ in float32. Gradients come from q, k, v, out and lse. Derivations: docs/componen
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trapline.gold.attention.dense import Problem, compute_dtype, heads_per_kv_head
 
+#: torch's own kernels for CPUs; looking up an overload costs as much as a small call.
+_CPU_FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 #: Large enough to hide torch's cost per call, small enough for a core's cache.
 TILE = 256
 
@@ -211,10 +215,10 @@ def cpu_kernel_supports(problem: Problem) -> str | None:
 
 def cpu_kernel_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """out and lse, contiguous. A 16-bit softmax would round its weights, so it is widened."""
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *_operands(problem), 0.0, _is_causal(problem), scale=problem.scale
-    )
-    return out.to(problem.q.dtype).contiguous(), lse.contiguous()
+    out, lse = _CPU_FORWARD(*_operands(problem), 0.0, _is_causal(problem), scale=problem.scale)
+    if out.dtype != problem.q.dtype:
+        out = out.to(problem.q.dtype)
+    return out.contiguous(), lse.contiguous()
 
 
 def cpu_kernel_backward(
@@ -224,9 +228,7 @@ def cpu_kernel_backward(
     dtype = compute_dtype(problem.q.dtype)
     q, k, v = _operands(problem)
     given = _plain(dout, dtype), q, k, v, _plain(out, dtype), lse
-    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *given, 0.0, _is_causal(problem), scale=problem.scale
-    )
+    grads = _CPU_BACKWARD(*given, 0.0, _is_causal(problem), scale=problem.scale)
     dq, dk, dv = (x.to(problem.q.dtype).contiguous() for x in grads)
     return dq, dk, dv
 
@@ -243,5 +245,6 @@ def _operands(problem: Problem) -> list[Tensor]:
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in this dtype with contiguous rows."""
-    x = x.to(dtype)
+    if x.dtype != dtype:
+        x = x.to(dtype)
     return x if x.stride(-1) == 1 else x.contiguous()
