@@ -68,6 +68,8 @@ def test_help_of_every_verb_has_an_example(trapline, verb):
         (("export", "--format", "predictions"), 2, "needs the field"),
         (("export", "--format", "gymnasium"), 2, "is not one of"),
         (("export", "somewhere", "--format", "verifiers"), 2, "remove the run or field"),
+        (("export", "--format", "inspect", "--images", "ghcr.io/me"), 2, "needs --format harbor"),
+        (("export", "--images", "Me", "--challenge", CHALLENGE), 2, "registry and owner"),
         (("export", "--format", "hf-kernels", "--challenge", CHALLENGE), 2, "exports the library"),
         (("export", "nowhere", "--format", "eval"), 2, "no run"),
         (("export", "--format", "inspect", "--challenge", "juggling"), 2, "unknown challenge"),

@@ -1,31 +1,45 @@
 """`trapline export`: tasks, logs and predictions for other tools."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from trapline.arena import output_paths
-from trapline.arena.challenge import load, load_all
+from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.export.eval_logs import Run, write_eval_logs
 from trapline.arena.export.folder import claim
 from trapline.arena.export.harbor import write_tasks
 from trapline.arena.export.hf_kernels import write_kernels
 from trapline.arena.export.inspect_package import write_package
+from trapline.arena.export.nemo_gym import write_nemo_gym
+from trapline.arena.export.openenv import write_openenv
 from trapline.arena.export.predictions import write_predictions
 from trapline.arena.export.verifiers_package import write_verifiers
 from trapline.arena.runs.field import find_entries
 from trapline.cli.reading import opened
 
 EXAMPLE = "trapline export --format harbor --challenge kv_cache"
-Format = Literal["harbor", "inspect", "verifiers", "hf-kernels", "eval", "predictions"]
+Format = Literal[
+    "harbor", "inspect", "verifiers", "nemo-gym", "openenv", "hf-kernels", "eval", "predictions"
+]
 #: What exports challenges, by its format.
-_CHALLENGES = {"harbor": write_tasks, "inspect": write_package, "verifiers": write_verifiers}
+_CHALLENGES: dict[str, Callable[[list[Challenge], Path], list[Path]]] = {
+    "harbor": write_tasks,
+    "inspect": write_package,
+    "verifiers": write_verifiers,
+    "nemo-gym": write_nemo_gym,
+    "openenv": write_openenv,
+}
 _DEFAULT_OUT = {
     "harbor": "harbor-tasks",
     "inspect": "inspect-tasks",
     "verifiers": "verifiers-environments",
+    "nemo-gym": "nemo-gym",
+    "openenv": "openenv",
     "hf-kernels": "hf-kernels",
     "eval": "logs",
     "predictions": "predictions.jsonl",
@@ -47,12 +61,18 @@ def export(
     ] = "harbor",
     out: Annotated[Path | None, typer.Option(help="The folder, or the JSON-lines file.")] = None,
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(help="For harbor: registry and owner of images, such as ghcr.io/me."),
+    ] = None,
 ) -> None:
     """Write files for other tools.
 
     harbor: one task folder per challenge; the verifier is our grader in its own container.
+    With --images, tasks name prebuilt images, and build-images.sh builds and pushes them.
     inspect: a folder for `inspect eval`, with our grader as the scorer.
     verifiers: an environment package per challenge and one for all, for training and evaluation.
+    nemo-gym: a resources server for NeMo Gym. openenv: an environment for OpenEnv.
     hf-kernels: the library's kernels as repositories for Hugging Face's `kernels`.
     eval: a run as logs for `inspect view`.
     predictions: a field as patches against the starters; `solve --from-predictions` reads them.
@@ -63,19 +83,15 @@ def export(
     else:
         output_paths.folder(target, "an export")
     names = challenge or []
+    if images is not None and form != "harbor":
+        raise UsageError("--images needs --format harbor: only its tasks name images")
     if form in _CHALLENGES:
-        if source is not None:
-            raise UsageError(f"--format {form} exports challenges; remove the run or field")
-        chosen = [load(one) for one in names or load_all()]
-        claim(target, form)
-        for path in _CHALLENGES[form](chosen, target):
-            print(path)
+        _export_challenges(form, source, names, target, images)
     elif form == "hf-kernels":
         if source is not None or names:
             raise UsageError("--format hf-kernels exports the library; remove run and --challenge")
         claim(target, form)
-        for path in write_kernels(target):
-            print(path)
+        _print_paths(write_kernels(target))
     elif form == "eval":
         _export_run(source, names, target)
     else:
@@ -85,10 +101,25 @@ def export(
         print(f"{target}: {count} predictions")
 
 
+def _export_challenges(
+    form: str, source: str | None, names: list[str], target: Path, images: str | None
+) -> None:
+    if source is not None:
+        raise UsageError(f"--format {form} exports challenges; remove the run or field")
+    chosen = [load(one) for one in names or load_all()]
+    write = _CHALLENGES[form] if images is None else partial(write_tasks, images=images)
+    claim(target, form)
+    _print_paths(write(chosen, target))
+
+
+def _print_paths(paths: list[Path]) -> None:
+    for path in paths:
+        print(path)
+
+
 def _export_run(source: str | None, names: list[str], target: Path) -> None:
     wanted = [load(one).id for one in names]
     with opened(source) as store:
         cells = [cell for cell in store.cells() if not wanted or cell.challenge in wanted]
         run = Run(store.name, cells, load_all(), store.bundle)
-        for path in write_eval_logs(run, target):
-            print(path)
+        _print_paths(write_eval_logs(run, target))

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,24 @@ def test_requirements_are_pinned(tasks):
     assert all("==" in line for line in lines)
 
 
+def test_tasks_name_prebuilt_images(tmp_path):
+    (task,) = write_tasks([load(CHALLENGE)], tmp_path, images="ghcr.io/me")
+    config = tomllib.loads((task / "task.toml").read_text())
+    boxes = {"agent": config["environment"], "verifier": config["verifier"]["environment"]}
+    script = (tmp_path / "build-images.sh").read_text()
+    assert os.access(tmp_path / "build-images.sh", os.X_OK)
+    for kind, box in boxes.items():
+        name = box["docker_image"]
+        assert name == f"ghcr.io/me/trapline-{CHALLENGE}-{kind}:{version('trapline')}"
+        assert name.replace(CHALLENGE, "$task") in script
+
+
+def test_wrong_image_prefix_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="registry and owner"):
+        write_tasks([load(CHALLENGE)], tmp_path / "out", images="Me And You")
+    assert not (tmp_path / "out").exists()
+
+
 def test_existing_task_is_left_alone(tasks):
     with pytest.raises(UsageError, match="left alone"):
         write_tasks([load(CHALLENGE)], tasks)
@@ -71,12 +89,12 @@ def test_tasks_are_written_all_or_none(tmp_path):
 
 
 def test_permitted_packages_are_in_the_image_even_if_not_installed(tmp_path, monkeypatch):
-    def version(name):
+    def local_version(name):
         if name == "torch":
             raise PackageNotFoundError(name)
         return "1.0+local"
 
-    monkeypatch.setattr(harbor, "version", version)
+    monkeypatch.setattr(harbor, "version", local_version)
     (task,) = write_tasks([load("ternary_training")], tmp_path)
     assert "numpy==1.0 pytest==1.0 torch\n" in (task / "environment/Dockerfile").read_text()
     assert "torch" in (task / "tests/requirements.txt").read_text().splitlines()

@@ -51,6 +51,29 @@ workdir = "{workspace}"
 cpus = 2
 memory_mb = {memory_mb}
 """
+#: With --images: a runner that builds no Dockerfile (verifiers) pulls these.
+_IMAGES = """\
+docker_image = "{agent_image}"
+
+[verifier.environment]
+docker_image = "{verifier_image}"
+workdir = "/tests"
+cpus = 2
+memory_mb = {memory_mb}
+"""
+_BUILD_SCRIPT = """\
+#!/usr/bin/env bash
+# Builds and pushes the images that the tasks of this folder name.
+set -euo pipefail
+cd "$(dirname "${{BASH_SOURCE[0]}}")"
+for task in {ids}; do
+  docker build --tag "{images}/trapline-$task-agent:{version}" "$task/environment"
+  docker build --tag "{images}/trapline-$task-verifier:{version}" "$task/tests"
+  docker push "{images}/trapline-$task-agent:{version}"
+  docker push "{images}/trapline-$task-verifier:{version}"
+done
+"""
+_IMAGE_PREFIX = re.compile(r"[a-z0-9][a-z0-9.:/_-]*[a-z0-9]")
 _AGENT_IMAGE = """\
 FROM python:{python}-slim
 RUN pip install --no-cache-dir {tools}
@@ -86,19 +109,41 @@ cp -r "$solution/answer/." "${{TRAPLINE_WORKSPACE:-{workspace}}}/"
 """
 
 
-def write_tasks(challenges: Iterable[Challenge], out: Path) -> list[Path]:
-    """One task folder a challenge; none is written where one exists already."""
+def write_tasks(
+    challenges: Iterable[Challenge], out: Path, images: str | None = None
+) -> list[Path]:
+    """One task folder a challenge; none is written where one exists already.
+
+    With `images` (registry/owner), tasks name prebuilt images, and `build-images.sh` makes them.
+    """
+    if images is not None and not _IMAGE_PREFIX.fullmatch(images):
+        raise UsageError(
+            f"{images!r} is not the start of an image name: give registry and owner in lower case, "
+            "such as ghcr.io/me"
+        )
     folders = {out / challenge.id: challenge for challenge in challenges}
     for folder in folders:
         if folder.exists():
             raise UsageError(f"{folder} exists already and is left alone")
-    return [_write_task(challenge, folder) for folder, challenge in folders.items()]
+    written = [_write_task(challenge, folder, images) for folder, challenge in folders.items()]
+    if images is not None:
+        ids = " ".join(challenge.id for challenge in folders.values())
+        text = _BUILD_SCRIPT.format(images=images, ids=ids, version=version("trapline"))
+        _write_script(out / "build-images.sh", text)
+    return written
 
 
-def _write_task(challenge: Challenge, folder: Path) -> Path:
+def _write_task(challenge: Challenge, folder: Path, images: str | None) -> Path:
     facts = _facts(challenge)
     folder.mkdir(parents=True)
-    (folder / "task.toml").write_text(_TASK.format(**facts))
+    task = _TASK.format(**facts)
+    if images is not None:
+        name = f"{images}/trapline-{challenge.id}"
+        tag = version("trapline")
+        task += _IMAGES.format(
+            **facts, agent_image=f"{name}-agent:{tag}", verifier_image=f"{name}-verifier:{tag}"
+        )
+    (folder / "task.toml").write_text(task)
     (folder / "instruction.md").write_text(challenge.prompt)
     copy_workspace(challenge, folder / "environment" / "workspace")
     (folder / "environment" / "Dockerfile").write_text(_AGENT_IMAGE.format(**facts))

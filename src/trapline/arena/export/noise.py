@@ -4,6 +4,7 @@ A mutant is the gold solution with one bug. Named mutants carry the bug of one t
 a changed operator or constant. A mutant that fails no check would be rewarded like a right answer.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -56,6 +57,12 @@ def reward_noise(challenge: Challenge, *, checks_only: bool) -> Noise:
     ]
     killed = [*named, *mechanical]
     return Noise(len(killed), killed.count(False))
+
+
+def noise_list(challenges: Iterable[Challenge]) -> str:
+    """A Markdown list with the noise of the quick reward of each."""
+    noises = {one.id: reward_noise(one, checks_only=True) for one in challenges}
+    return "\n".join(f"- `{name}`: {noise.sentence()}" for name, noise in noises.items())
 
 
 @cache
