@@ -45,7 +45,7 @@ def known_sorting(sorting, monkeypatch):
     """The sorting challenge as one of those that ship."""
     from trapline.arena import challenge
 
-    monkeypatch.setattr(challenge, "load_all", lambda: {"sorting": sorting})
+    monkeypatch.setattr(challenge, "load_all", lambda *_: {"sorting": sorting})
     return sorting
 
 

@@ -43,6 +43,8 @@ def replay(
     print(f"{after.entrant} / {after.challenge}: {after.state}")
     print(f"  before: {before.score} ({before.letter}) at isolation {before.isolation}")
     print(f"  now: {after.score} ({after.letter}) at isolation {after.isolation}")
+    moved = ", ".join(f"{name} {points:+.1f}" for name, points in result.moved.items())
+    print(f"  difference in points: {moved or 'none'}")
     for difference in result.differences:
         print(f"  differs: {difference}")
     if result.differences:

@@ -46,6 +46,21 @@ def solve(
     seconds: Annotated[
         float, typer.Option(min=1, help="Time limit of an agent or request.")
     ] = 3600,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature of an endpoint.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Nucleus sampling of an endpoint.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a reply of an endpoint.")
+    ] = None,
+    effort: Annotated[
+        str | None, typer.Option(help="Reasoning effort of an endpoint, for example high.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of an endpoint; attempt n gets seed + n - 1.")
+    ] = None,
     input_usd: Annotated[
         float | None, typer.Option(min=0, help="Price of a million input tokens.")
     ] = None,
@@ -69,6 +84,17 @@ def solve(
     price = Price(input_usd, output_usd)
     if endpoint is None and (rounds > 1 or per_minute is not None or price != Price()):
         raise UsageError("--rounds, --per-minute and prices need --endpoint")
+    asked = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_tokens": max_tokens,
+        "effort": effort,
+        "seed": seed,
+    }
+    sampling = {name: value for name, value in asked.items() if value is not None}
+    if endpoint is None and sampling:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in sampling)
+        raise UsageError(f"{options} need --endpoint: an agent chooses its sampling itself")
     wanted = [one.id for one in asked_challenges(challenge or [], variant)] if challenge else []
     claim_field(field, variant or "")
     if from_predictions is not None:
@@ -78,7 +104,8 @@ def solve(
             raise UsageError("--model is missing: give the model's name")
         solver: Solver
         if endpoint is not None:
-            remote = Endpoint(endpoint, model, timeout=seconds, rate=RateLimit(per_minute))
+            rate = RateLimit(per_minute)
+            remote = Endpoint(endpoint, model, timeout=seconds, rate=rate, sampling=sampling)
             solver = EndpointSolver(remote, choose_level(), rounds, price)
         else:
             described = agents.find(agent) if agent else agents.from_template(agent_cmd or "")

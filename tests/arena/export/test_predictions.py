@@ -18,7 +18,7 @@ from trapline.arena.solving.solve import solve_all
 @pytest.fixture
 def sorted_field(known_sorting, tmp_path, monkeypatch):
     """Two attempts of one entrant, one of another."""
-    monkeypatch.setattr(field, "load_all", lambda: {"sorting": known_sorting})
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": known_sorting})
     root = tmp_path / "field"
     for number in (1, 2):
         shutil.copytree(known_sorting.solution, root / f"able/sorting/attempt-{number}")
@@ -69,7 +69,7 @@ def test_patch_outside_the_folder_writes_nothing_and_is_no_answer(
     assert not list(tmp_path.rglob("evil.py"))
     (entry,) = field.find_entries(tmp_path / "back", [])
     assert (entry.entrant, entry.model) == ("org-model-1", "org/model:1")
-    assert grade(replace(entry, level=level, seed=3), known_sorting).cell.state == "fail"
+    assert grade(replace(entry, level=level, seed=3), known_sorting).cell.state == "no_answer"
 
 
 @pytest.mark.parametrize(

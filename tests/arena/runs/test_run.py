@@ -19,7 +19,7 @@ def entries(known_sorting, tmp_path, monkeypatch):
     """One entrant, right, without tests of its own."""
     for module in (field, run):
         monkeypatch.setattr(module, "load", lambda name: known_sorting)
-    monkeypatch.setattr(field, "load_all", lambda: {"sorting": known_sorting})
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": known_sorting})
     folder = tmp_path / "field" / "somebody" / "sorting"
     folder.mkdir(parents=True)
     (folder / "solution.py").write_text(known_sorting.solution_files()["solution.py"])

@@ -31,6 +31,7 @@ class Provider(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.replies, self.faults, self.requests, self.keys = [], [], [], []
+        self.finish = "stop"
         self.lock = threading.Lock()
 
     @property
@@ -74,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         if cut:
             parts = parts[:2]
         else:
-            parts += [chunk("", "stop"), chunk(usage=usage_of(text)), "[DONE]"]
+            parts += [chunk("", self.server.finish), chunk(usage=usage_of(text)), "[DONE]"]
         for part in parts:
             self.wfile.write(f"data: {part}\n\n".encode())
 

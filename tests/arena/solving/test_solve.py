@@ -17,7 +17,7 @@ from trapline.arena.solving.agents import from_template
 from trapline.arena.solving.deploy import deploy
 from trapline.arena.solving.endpoint import Endpoint, ProviderError, RateLimit, backoff
 from trapline.arena.solving.solve import Assignment, is_done, read_record, solve_all
-from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price
+from trapline.arena.solving.solvers import CUT_OFF, AgentSolver, EndpointSolver, Price
 
 KEY = "sk-test-3f9c2b7d8e1a4c5f6b7a"
 
@@ -60,7 +60,7 @@ def test_an_answer_becomes_files_a_transcript_and_a_record(
     assert [step["source"] for step in trajectory["steps"]] == ["system", "user", "agent"]
     assert [step["step_id"] for step in trajectory["steps"]] == [1, 2, 3]
     assert trajectory["final_metrics"]["total_prompt_tokens"] == 100
-    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": assignment.challenge})
     (entry,) = field.find_entries(assignment.root, [])
     assert (entry.harness, entry.model, entry.attempt) == ("endpoint", "m", 1)
     cell = grade.grade(replace(entry, level=level, seed=3), assignment.challenge).cell
@@ -92,7 +92,7 @@ def test_failed_provider_gives_no_grade(
     (record,) = solve(assignment, EndpointSolver(endpoint, level))
     assert record.status == "infra_error"
     assert not is_done(assignment)
-    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": assignment.challenge})
     (entry,) = field.find_entries(assignment.root, [])
     cell = grade.grade(replace(entry, level=level, seed=3), assignment.challenge).cell
     assert (cell.state, cell.score) == ("infra_error", None)
@@ -117,6 +117,58 @@ def test_reply_without_files_is_no_answer(provider, endpoint, assignment, level,
     assert (record.status, reason in record.reason) == ("no_answer", True)
     assert is_done(assignment)
     assert not list(assignment.root.parent.rglob("evil.py"))
+
+
+def test_sampling_is_sent_and_recorded(provider, endpoint, assignment, good_reply, level):
+    provider.replies = [good_reply]
+    sampling = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9000, "effort": "high", "seed": 4}
+    asked = replace(endpoint, sampling=sampling)
+    third = replace(assignment, attempt=3)
+    (record,) = solve(third, EndpointSolver(asked, level, price=Price(1.0, 2.0)))
+    sent = provider.requests[0]
+    assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (0.5, 0.9, 9000)
+    assert (sent["reasoning_effort"], sent["seed"]) == ("high", 6)
+    assert record.sampling == sampling | {"seed": 6}
+    assert (record.provider, record.model_version, record.turns) == ("127.0.0.1", "m", 1)
+    assert record.price_usd == {"input": 1.0, "output": 2.0}
+    assert record.limits == {"rounds": 1, "seconds": 60}
+    assert record.answered.startswith("20")
+
+
+@pytest.mark.parametrize(
+    ("finish", "status"),
+    [("length", "truncated"), ("content_filter", "refused"), ("stop", "no_answer")],
+)
+def test_reason_without_an_answer_is_a_state(
+    provider, endpoint, assignment, level, monkeypatch, finish, status
+):
+    provider.replies, provider.finish = ["I would rather"], finish
+    (record,) = solve(assignment, EndpointSolver(endpoint, level))
+    assert record.status == status
+    assert is_done(assignment)
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": assignment.challenge})
+    (entry,) = field.find_entries(assignment.root, [])
+    bundle = grade.grade(replace(entry, level=level, seed=3), assignment.challenge)
+    assert (bundle.cell.state, bundle.cell.score) == ("no_answer", 0.0)
+    assert bundle.cell.origin.status == status
+    assert status in bundle.cell.reason
+    assert [step["source"] for step in bundle.raw["transcript"]] == ["system", "user", "agent"]
+
+
+def test_answer_that_was_cut_off_counts_and_says_so(
+    provider, endpoint, assignment, good_reply, level
+):
+    provider.replies, provider.finish = [good_reply], "length"
+    (record,) = solve(assignment, EndpointSolver(endpoint, level))
+    assert (record.status, record.reason) == ("solved", CUT_OFF)
+
+
+def test_public_transcript_hides_names_and_keys(provider, endpoint, assignment, level):
+    provider.replies = ["See /home/janedoe/notes.txt and sk-live-9f8e7d6c5b4a39281706f5e4d3c2b1a0"]
+    solve(assignment, EndpointSolver(endpoint, level))
+    text = (assignment.workspace / ".trapline" / field.PUBLIC).read_text()
+    assert "janedoe" not in text
+    assert "9f8e7d6c5b4a" not in text
 
 
 def test_the_key_is_sent_and_written_nowhere(provider, endpoint, assignment, good_reply, level):
@@ -313,7 +365,7 @@ def test_workspace_filled_by_a_person_is_kept(provider, endpoint, assignment, go
 
 
 def test_an_answer_beside_further_attempts_is_the_first(assignment, monkeypatch):
-    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": assignment.challenge})
     first = deploy(assignment.root, assignment.challenge, "somebody")
     alone = take_in(first).digest
     second = deploy(assignment.root, assignment.challenge, "somebody", 2)
@@ -323,7 +375,7 @@ def test_an_answer_beside_further_attempts_is_the_first(assignment, monkeypatch)
 
 
 def test_second_first_attempt_is_refused(assignment, monkeypatch):
-    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": assignment.challenge})
     first = deploy(assignment.root, assignment.challenge, "somebody")
     with pytest.raises(UsageError, match="already holds attempt 1"):
         deploy(assignment.root, assignment.challenge, "somebody", 1)

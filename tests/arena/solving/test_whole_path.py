@@ -46,7 +46,7 @@ def blocks(folder):
 @pytest.fixture
 def known(known_sorting, monkeypatch):
     """Checks only: what is measured is not what is asked here."""
-    monkeypatch.setattr(field, "load_all", lambda: {"sorting": known_sorting})
+    monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": known_sorting})
     monkeypatch.setattr(grade, "_measures", lambda challenge: [])
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     return known_sorting
@@ -91,7 +91,7 @@ def test_every_fault_is_handled_from_prompt_to_report(solved, tmp_path, level):
         assert (name, records[name].status) == (name, "infra_error")
         assert (cells[name].state, cells[name].score) == ("infra_error", None)
     for name, (_, reason) in UNANSWERED.items():
-        assert (name, records[name].status, cells[name].state) == (name, "no_answer", "fail")
+        assert (name, records[name].status, cells[name].state) == (name, "no_answer", "no_answer")
         assert reason in records[name].reason
     assert slept.count(0.01) == 2, "the provider said when to come back"
     assert (cells["agent"].harness, cells["busy"].harness) == ("stand-in", "endpoint")
@@ -99,7 +99,9 @@ def test_every_fault_is_handled_from_prompt_to_report(solved, tmp_path, level):
     for name in cells:
         assert any(name in text for text in pages.values())
     assert any("no answer to grade" in text and "HTTP 500" in text for text in pages.values())
-    assert any("Text found in hidden files" in text for text in pages.values()), "gold is gold"
+    assert any("of hidden files occur in the submission" in text for text in pages.values()), (
+        "gold is gold"
+    )
     assert not list(tmp_path.rglob("evil.py"))
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and holds_the_key(path)]
     assert holding == []

@@ -66,6 +66,9 @@ def grade(
         elif intake.is_empty:
             _refuse(challenge, verdict, intake.refused)
             verdict.state = "no_answer"
+        elif request.unanswered and _is_starter(challenge, intake):
+            _refuse(challenge, verdict, f"the model gave no answer ({request.unanswered})")
+            verdict.state = "no_answer"
         elif intake.refused:
             _refuse(challenge, verdict, intake.refused)
         else:
@@ -74,6 +77,13 @@ def grade(
     except ArenaError as error:
         verdict = Verdict(state="infra_error", reason=str(error))
     return _bundle(request, challenge, intake, verdict, started, time.perf_counter() - clock)
+
+
+def _is_starter(challenge: Challenge, intake: Intake) -> bool:
+    """Whether the solution is still the one that the workspace was deployed with."""
+    starter = challenge.folder / "starter" / "solution.py"
+    given = starter.read_text() if starter.is_file() else None
+    return intake.texts()[0].get("solution.py") == given
 
 
 def _examine(
@@ -436,7 +446,8 @@ def _bundle(
         seconds=round(seconds, 2),
     )
     texts, others = intake.texts()
-    return Bundle(cell=cell, files=texts, binary_files=others, raw=verdict.raw)
+    said = {"transcript": list(request.transcript)} if request.transcript else {}
+    return Bundle(cell=cell, files=texts, binary_files=others, raw=verdict.raw | said)
 
 
 def versions() -> dict[str, str]:

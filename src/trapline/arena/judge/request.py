@@ -1,5 +1,6 @@
 """One answer to grade: whose it is, where it lies, and how to grade it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,10 @@ class GradeRequest:
     origin: Origin | None = None
     #: Why there is no answer (for example, the provider failed); such a cell is `infra_error`.
     trouble: str = ""
+    #: Why the model gave no answer, by its record; counts while the starter is unchanged.
+    unanswered: str = ""
+    #: The conversation that led to the answer, redacted; kept as evidence.
+    transcript: Sequence[Mapping[str, str]] = ()
     #: The prompt that it answers, as a profile of the challenge; empty for the challenge's own.
     profile: str = ""
     level: Level = "process"

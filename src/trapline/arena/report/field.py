@@ -24,6 +24,14 @@ WORDS = {
 }
 
 
+def word(state: str, attempts: Sequence[Cell]) -> str:
+    """The word for a state; why there is no answer, where the first attempt says so."""
+    origin = attempts[0].origin if attempts else None
+    if state == "no_answer" and origin and origin.status in ("refused", "truncated"):
+        return origin.status
+    return WORDS.get(state, state.replace("_", " "))
+
+
 class Column(NamedTuple):
     challenge: str
     track: str
@@ -47,7 +55,7 @@ class Square:
 
     @property
     def shown(self) -> str:
-        return self.letter if self.letter and self.graded else WORDS[self.state]
+        return self.letter if self.letter and self.graded else word(self.state, self.attempts)
 
     @property
     def heat(self) -> str:

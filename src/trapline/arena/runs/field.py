@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import StrictBool, ValidationError
+from pydantic import StrictBool, TypeAdapter, ValidationError
 
 import trapline
 from trapline.arena.challenge import load, load_all
@@ -25,6 +25,10 @@ from trapline.arena.runs.sessions import read_plain, read_session, shown_name
 RECORD = ".trapline/record.json"
 #: The entrants that ship with the package; `trapline demo` grades them.
 EXAMPLE_FIELD = Path(trapline.__file__).parent / "example_field"
+#: Beside the record: the conversation that led to the answer, redacted.
+PUBLIC = "transcript.json"
+#: The model gave no answer, by its record.
+UNANSWERED = ("no_answer", "refused", "truncated")
 #: Beside the entrants' folders; may be missing.
 SETTINGS = "field.toml"
 #: The entrant that the arena brings itself.
@@ -182,15 +186,25 @@ def _record(path: Path) -> dict[str, Any]:
     """Harness, model, origin and trouble, as far as the record beside the answer gives them."""
     try:
         record = json.loads(read_plain(path))
-        trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""
+        status, reason = record.get("status"), printable_name(str(record.get("reason", "")))
         return {
             "harness": shown_name(record.get("harness")),
             "model": shown_name(record.get("model")),
             "origin": _origin(record),
-            "trouble": printable_name(str(trouble)),
+            "trouble": reason if status == "infra_error" else "",
+            "unanswered": f"{status}: {reason}" if status in UNANSWERED else "",
+            "transcript": _transcript(path.with_name(PUBLIC)),
         }
     except (ValueError, AttributeError, RecursionError):
         return {}
+
+
+def _transcript(path: Path) -> list[dict[str, str]]:
+    """Who said what, as the harness wrote it for publication; empty where it did not."""
+    try:
+        return TypeAdapter(list[dict[str, str]]).validate_json(read_plain(path))
+    except ValueError:
+        return []
 
 
 def _origin(record: dict[str, Any]) -> Origin | None:

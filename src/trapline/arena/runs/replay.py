@@ -17,6 +17,19 @@ class Replay(Record):
     after: Cell
     differences: list[str]
 
+    @property
+    def moved(self) -> dict[str, float]:
+        """Points by which the score and the dimensions differ, now minus before."""
+        pairs = {"score": (self.before.score, self.after.score)}
+        for name, dimension in self.before.dimensions.items():
+            now = self.after.dimensions.get(name)
+            pairs[name] = (dimension.score, now.score if now else None)
+        return {
+            name: round(now - before, 1)
+            for name, (before, now) in pairs.items()
+            if before is not None and now is not None and round(now - before, 1)
+        }
+
 
 def replay(bundle: Bundle, level: Level) -> Replay:
     before = bundle.cell

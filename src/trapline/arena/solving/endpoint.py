@@ -4,9 +4,10 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from trapline.arena.errors import ArenaError, MissingError
 
@@ -14,6 +15,8 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 _SHORTEST_KEY = 8
 _RETRIED = (408, 409, 429)
+#: Names of ours that differ from the API's.
+_PARAMETERS = {"effort": "reasoning_effort"}
 
 Message = dict[str, str]
 
@@ -27,9 +30,12 @@ class Reply:
     text: str
     input_tokens: int
     output_tokens: int
+    #: Why it ended: "stop", "length" (cut off), "refusal" or "content_filter".
     finish: str
     seconds: float
     retries: int
+    #: The model's version, as the provider named it.
+    version: str = ""
 
 
 @dataclass
@@ -57,7 +63,21 @@ class Endpoint:
     timeout: float = 600.0
     attempts: int = 5
     rate: RateLimit = field(default_factory=RateLimit)
+    #: temperature, top_p, max_tokens, effort, seed; what is missing is the provider's choice.
+    sampling: Mapping[str, float | int | str] = field(default_factory=dict)
     sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def provider(self) -> str:
+        """The host that answers."""
+        return urlsplit(self.url).hostname or self.url
+
+    def for_attempt(self, number: int) -> "Endpoint":
+        """The endpoint with the seed of one attempt; later ones get the following seeds."""
+        if "seed" not in self.sampling:
+            return self
+        seed = int(self.sampling["seed"]) + number - 1
+        return replace(self, sampling={**self.sampling, "seed": seed})
 
     def ask(self, messages: list[Message]) -> Reply:
         """One reply; retries with growing waits while the provider is busy or broken."""
@@ -66,17 +86,19 @@ class Endpoint:
         for attempt in range(self.attempts):
             self.rate.wait(self.sleep)
             try:
-                text, finish, usage = self._stream(messages)
+                text, finish, usage, version = self._stream(messages)
             except _Again as again:
                 failures.append(str(again))
                 if attempt + 1 < self.attempts:
                     self.sleep(again.wait or backoff(attempt))
                 continue
             seconds = time.monotonic() - started
-            return Reply(_hidden(text), usage[0], usage[1], finish, seconds, len(failures))
+            return Reply(
+                _hidden(text), usage[0], usage[1], finish, seconds, len(failures), _hidden(version)
+            )
         raise ProviderError(f"no answer after {self.attempts} attempts: {failures[-1]}")
 
-    def _stream(self, messages: list[Message]) -> tuple[str, str, tuple[int, int]]:
+    def _stream(self, messages: list[Message]) -> tuple[str, str, tuple[int, int], str]:
         openai = sdk()
         try:
             client = openai.OpenAI(
@@ -90,6 +112,7 @@ class Endpoint:
                 messages=messages,
                 stream=True,
                 stream_options={"include_usage": True},
+                **{_PARAMETERS.get(name, name): value for name, value in self.sampling.items()},
             )
             return _gather(stream)
         except openai.APIStatusError as error:
@@ -104,19 +127,21 @@ def _hidden(text: str) -> str:
     return text.replace(key, "<key>") if len(key) >= _SHORTEST_KEY else text
 
 
-def _gather(stream: Iterator[Any]) -> tuple[str, str, tuple[int, int]]:
+def _gather(stream: Iterator[Any]) -> tuple[str, str, tuple[int, int], str]:
     """The whole stream; without a finish reason it was cut off."""
     parts: list[str] = []
-    finish, usage = "", (0, 0)
+    finish, usage, version, refused = "", (0, 0), "", False
     for chunk in stream:
+        version = str(chunk.model or version)
         if chunk.usage is not None:
             usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         for choice in chunk.choices:
             parts.append(choice.delta.content or choice.delta.refusal or "")
             finish = choice.finish_reason or finish
+            refused = refused or bool(choice.delta.refusal)
     if not finish:
         raise _Again("the stream was cut off")
-    return "".join(parts), finish, usage
+    return "".join(parts), "refusal" if refused else finish, usage, version
 
 
 class _Again(Exception):

@@ -3,13 +3,13 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trapline.arena.export.patches import PatchError, apply_patch
 from trapline.arena.export.predictions import read_predictions
 from trapline.arena.solving.answers import AnswerError, write_files
 from trapline.arena.solving.deploy import check_entrant, read_starter
-from trapline.arena.solving.solve import Assignment, Solver
-from trapline.arena.solving.solvers import Outcome
+from trapline.arena.solving.solve import Assignment, Outcome, Solver
 from trapline.arena.solving.transcript import FinalMetrics
 
 
@@ -26,6 +26,10 @@ class PatchSolver:
     def version(self) -> str:
         return "1"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"provider": self.harness}
+
     def solve(self, assignment: Assignment) -> Outcome:
         """A patch that does not apply or leaves the workspace counts as no answer."""
         started = time.monotonic()
@@ -39,7 +43,7 @@ class PatchSolver:
                 (assignment.workspace / name).unlink()
         except (PatchError, AnswerError) as error:
             status, reason = "no_answer", str(error)
-        return status, reason, FinalMetrics(), time.monotonic() - started
+        return Outcome(status, reason, FinalMetrics(), time.monotonic() - started)
 
 
 def assign_predictions(

@@ -1,37 +1,46 @@
 """Fills workspaces: asks a model or runs an agent, keeps transcripts, resumes per cell."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, UsageError
-from trapline.arena.record import Record
+from trapline.arena.record import Origin
 from trapline.arena.runs.executor import run_all
 from trapline.arena.runs.field import RECORD
 from trapline.arena.runs.store import write_durably
 from trapline.arena.solving.deploy import deploy
 from trapline.arena.solving.redact import Redactor
-from trapline.arena.solving.transcript import FinalMetrics
+from trapline.arena.solving.transcript import FinalMetrics, write_public
+
+#: The cost and the seconds of what gave no answer.
+NOTHING = (FinalMetrics(), 0.0)
 
 
-class SolveRecord(Record):
+class SolveRecord(Origin):
     """How an answer was made; stored beside it and never graded."""
 
     harness: str
     model: str
-    harness_version: str = ""
-    #: solved, no_answer (the model gave none) or infra_error (the provider failed).
-    status: str
     reason: str = ""
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    seconds: float = 0.0
+
+
+class Outcome(NamedTuple):
+    #: solved; no_answer, refused or truncated: the model gave none.
+    status: str
+    reason: str
+    cost: FinalMetrics
+    seconds: float
+    turns: int = 0
+    model_version: str = ""
+    sampling: Mapping[str, float | int | str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,13 @@ class Solver(Protocol):
 
     def version(self) -> str: ...
 
-    def solve(self, assignment: Assignment) -> tuple[str, str, FinalMetrics, float]:
-        """Status, reason, cost and seconds. A dead provider raises `ArenaError`."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is the same for all answers: provider, price_usd, limits."""
+        ...
+
+    def solve(self, assignment: Assignment) -> Outcome:
+        """A dead provider raises `ArenaError`."""
         ...
 
 
@@ -83,7 +97,7 @@ def solve_all(
     def work(assignment: Assignment) -> SolveRecord:
         if budget_usd is not None and sum(spent) >= budget_usd:
             reason = f"the budget of {budget_usd:g} USD was spent"
-            return _record(solver, version, "infra_error", reason)
+            return _record(solver, version, Outcome("infra_error", reason, *NOTHING))
         record = solve_one(assignment, solver, version)
         spent.append(record.cost_usd or 0.0)
         on_done(assignment, record)
@@ -102,11 +116,12 @@ def solve_one(assignment: Assignment, solver: Solver, version: str) -> SolveReco
     deploy(assignment.root, assignment.challenge, assignment.entrant, assignment.attempt)
     path.parent.mkdir()
     try:
-        status, reason, cost, seconds = solver.solve(assignment)
-        record = _record(solver, version, status, reason, cost, seconds)
+        outcome = solver.solve(assignment)
     except ArenaError as error:
-        record = _record(solver, version, "infra_error", str(error))
+        outcome = Outcome("infra_error", str(error), *NOTHING)
+    record = _record(solver, version, outcome)
     path.parent.mkdir(exist_ok=True)
+    write_public(path.parent)
     write_durably(path, record.model_dump_json(indent=1) + "\n")
     return record
 
@@ -127,24 +142,21 @@ def read_record(assignment: Assignment) -> SolveRecord:
         raise UsageError(f"{path} is not a record of an answer: {where} {first['msg']}") from None
 
 
-def _record(
-    solver: Solver,
-    version: str,
-    status: str,
-    reason: str,
-    cost: FinalMetrics | None = None,
-    seconds: float = 0.0,
-) -> SolveRecord:
-    cost = cost or FinalMetrics()
+def _record(solver: Solver, version: str, outcome: Outcome) -> SolveRecord:
     return SolveRecord(
         harness=solver.harness,
         model=solver.model,
         harness_version=version,
-        status=status,
+        status=outcome.status,
         # It goes into cells and reports, and may quote output of a provider or an agent.
-        reason=Redactor().redact(reason)[:500],
-        input_tokens=cost.total_prompt_tokens,
-        output_tokens=cost.total_completion_tokens,
-        cost_usd=cost.total_cost_usd,
-        seconds=round(seconds, 1),
+        reason=Redactor().redact(outcome.reason)[:500],
+        answered=datetime.now(UTC).isoformat(timespec="seconds"),
+        model_version=outcome.model_version,
+        turns=outcome.turns,
+        input_tokens=outcome.cost.total_prompt_tokens,
+        output_tokens=outcome.cost.total_completion_tokens,
+        cost_usd=outcome.cost.total_cost_usd,
+        seconds=round(outcome.seconds, 1),
+        sampling=dict(outcome.sampling),
+        **solver.settings,
     )

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, Violation
@@ -14,14 +15,16 @@ from trapline.arena.solving.answers import AnswerError, parse_files, write_files
 from trapline.arena.solving.deploy import read_starter
 from trapline.arena.solving.endpoint import Endpoint, Message, Reply, sdk
 from trapline.arena.solving.redact import Redactor
-from trapline.arena.solving.solve import Assignment
-from trapline.arena.solving.transcript import FinalMetrics, Metrics, Transcript
+from trapline.arena.solving.solve import Assignment, Outcome
+from trapline.arena.solving.transcript import Metrics, Transcript
 
 FORMAT = (
     "Answer with whole files. Put each file into a fenced code block whose opening line names it, "
     "for example ```python solution.py. Files that you do not repeat stay as they are."
 )
-Outcome = tuple[str, str, FinalMetrics, float]
+#: Status of an answer that was not given, by the reason why the reply ended.
+_UNANSWERED = {"refusal": "refused", "content_filter": "refused", "length": "truncated"}
+CUT_OFF = "the reply was cut off at its token limit"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,12 @@ class Price:
     @property
     def is_known(self) -> bool:
         return self.input_usd is not None and self.output_usd is not None
+
+    @property
+    def told(self) -> dict[str, float]:
+        """The known prices, by "input" and "output"."""
+        prices = {"input": self.input_usd, "output": self.output_usd}
+        return {name: usd for name, usd in prices.items() if usd is not None}
 
     def of(self, reply: Reply) -> float | None:
         if self.input_usd is None or self.output_usd is None:
@@ -62,6 +71,14 @@ class EndpointSolver:
     def version(self) -> str:
         return f"openai {sdk().__version__}, rounds={self.rounds}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "provider": self.endpoint.provider,
+            "price_usd": self.price.told,
+            "limits": {"rounds": self.rounds, "seconds": self.endpoint.timeout},
+        }
+
     def solve(self, assignment: Assignment) -> Outcome:
         """Asks, writes the files, runs the model's own tests, and asks again if they fail."""
         started = time.monotonic()
@@ -75,9 +92,12 @@ class EndpointSolver:
         log.add("system", FORMAT)
         log.add("user", assignment.challenge.prompt)
         status, reason = "no_answer", "the model was not asked"
+        turns, version = 0, ""
+        endpoint = self.endpoint.for_attempt(assignment.attempt)
         try:
             for number in range(self.rounds):
-                reply = self._ask(messages, log)
+                reply = self._ask(endpoint, messages, log)
+                turns, version = turns + 1, reply.version or version
                 status, reason, feedback = self._take(reply, assignment, number)
                 if not feedback:
                     break
@@ -88,10 +108,11 @@ class EndpointSolver:
                 log.add("user", feedback)
         finally:
             totals = log.close()
-        return status, reason, totals, time.monotonic() - started
+        seconds = time.monotonic() - started
+        return Outcome(status, reason, totals, seconds, turns, version, endpoint.sampling)
 
-    def _ask(self, messages: list[Message], log: Transcript) -> Reply:
-        reply = self.endpoint.ask(messages)
+    def _ask(self, endpoint: Endpoint, messages: list[Message], log: Transcript) -> Reply:
+        reply = endpoint.ask(messages)
         metrics = Metrics(
             prompt_tokens=reply.input_tokens,
             completion_tokens=reply.output_tokens,
@@ -108,13 +129,15 @@ class EndpointSolver:
         except AnswerError as error:
             starter = read_starter(assignment.challenge).get("solution.py", "")
             answered = _solution(assignment.workspace) != starter.encode()
-            status = "solved" if answered else "no_answer"
-            return status, str(error), "" if last else f"{error}. {FORMAT}"
+            status = "solved" if answered else _UNANSWERED.get(reply.finish, "no_answer")
+            told = f"{CUT_OFF}: {error}" if reply.finish == "length" else str(error)
+            return status, told, "" if last else f"{told}. {FORMAT}"
+        reason = CUT_OFF if reply.finish == "length" else ""
         if last:
-            return "solved", "", ""
+            return "solved", reason, ""
         return (
             "solved",
-            "",
+            reason,
             own_test_feedback(assignment.workspace, assignment.challenge, self.level),
         )
 
@@ -152,6 +175,10 @@ class AgentSolver:
     def version(self) -> str:
         return agents.probe(self.agent)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"provider": self.harness, "limits": {"seconds": self.seconds}}
+
     def solve(self, assignment: Assignment) -> Outcome:
         """Runs the agent; an answer counts even if the time limit was reached."""
         log = _log(
@@ -165,11 +192,11 @@ class AgentSolver:
         totals = log.close()
         if _solution(assignment.workspace) != before:
             reason = "the time limit was reached" if done.timed_out else ""
-            return "solved", reason, totals, done.seconds
+            return Outcome("solved", reason, totals, done.seconds)
         if done.code and not done.timed_out:
             raise ArenaError(f"the agent ended with code {done.code}: {done.output[-300:]}")
         reason = "the time limit was reached" if done.timed_out else "the agent changed nothing"
-        return "no_answer", reason, totals, done.seconds
+        return Outcome("no_answer", reason, totals, done.seconds)
 
 
 def _log(assignment: Assignment, agent: transcript.Agent) -> Transcript:

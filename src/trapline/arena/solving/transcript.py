@@ -8,8 +8,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trapline.arena.record import Record
+from trapline.arena.runs.field import PUBLIC
+from trapline.arena.solving.redact import Redactor
+from trapline.arena.solving.redact_json import learn_document
 
 SCHEMA = "ATIF-v1.8"
+#: Characters of a message, and messages, that the public transcript keeps.
+MOST_PUBLIC, MOST_STEPS = 20_000, 40
+WITHHELD = "(withheld: a name, a path or a key is in it)"
 Source = Literal["system", "user", "agent"]
 
 
@@ -90,6 +96,24 @@ class Transcript:
         text = json.dumps(_without_nothing(trajectory.model_dump(mode="json")), indent=1)
         (self._folder / "trajectory.json").write_text(text + "\n")
         return totals
+
+
+def write_public(folder: Path) -> None:
+    """The messages of `trajectory.json`, redacted and shortened, for the evidence of a grade."""
+    try:
+        text = (folder / "trajectory.json").read_text()
+        steps = Trajectory.model_validate_json(text).steps[:MOST_STEPS]
+    except (OSError, ValueError):
+        return
+    redactor = Redactor(learned=learn_document(text))
+    public = [{"source": one.source, "message": _safe(one.message, redactor)} for one in steps]
+    (folder / PUBLIC).write_text(json.dumps(public, indent=1) + "\n")
+
+
+def _safe(message: str, redactor: Redactor) -> str:
+    """The redacted message; withheld where a second scan still finds something."""
+    shown = redactor.redact(message)
+    return WITHHELD if [*redactor.scan(shown)] else shown[:MOST_PUBLIC]
 
 
 def _without_nothing(value: Any) -> Any:

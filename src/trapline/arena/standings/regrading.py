@@ -32,8 +32,9 @@ def noise(history: Iterable[Cell]) -> Noise:
     challenge_of: dict[tuple[object, ...], str] = {}
     for cell in history:
         if cell.score is not None:
-            key = (*cell.key, cell.submission_digest, cell.challenge_digest, cell.isolation,
-                   cell.full, tuple(sorted(cell.versions.items())))  # fmt: skip
+            digests = (cell.submission_digest, cell.challenge_digest)
+            conditions = (cell.isolation, cell.full, *sorted(cell.versions.items()))
+            key: tuple[object, ...] = (*cell.key, *digests, *conditions)
             groups[key].append(cell.score)
             challenge_of[key] = cell.challenge
     again = {key: scores for key, scores in groups.items() if len(scores) > 1}

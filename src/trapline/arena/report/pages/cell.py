@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, Origin
 from trapline.arena.report import evidence, findings, source
-from trapline.arena.report.field import WORDS, Column, letter_class
+from trapline.arena.report.field import WORDS, Column, letter_class, word
 from trapline.arena.report.findings import ShownFinding
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.costs import total_cost
@@ -33,7 +33,7 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "challenge": challenge,
         "siblings": square.attempts,
         "cost": total_cost([cell]),
-        "shown": cell.letter if graded else WORDS.get(cell.state, cell.state),
+        "shown": cell.letter if graded else word(cell.state, [cell]),
         "heat": letter_class(cell.letter) if graded and cell.letter else state_class,
         "lead": lead(cell, found),
         "finding_count": findings.counted([one.finding for one in found]),
