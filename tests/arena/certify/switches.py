@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.judge import checks, expect, grade, measure, own_tests
+from trapline.arena.judge import checks, expect, grade, intake, measure, own_tests
 from trapline.arena.judge.traps import Case
 from trapline.arena.process import proxy, session, wire
 from trapline.arena.process.isolation import running
@@ -107,6 +107,20 @@ def stumble(bench):
 
     bench.patch.setattr(checks, "unexaminable", fall)
     bench.judge = benches.standing
+
+
+@switch("adapters-by-profile")
+def load_any_adapter(bench):
+    def config(request, challenge, taken):
+        usual = challenge.sandbox_config(request.level)
+        return replace(usual, entry="adapter" if "adapter.py" in taken.files else usual.entry)
+
+    bench.patch.setattr(grade, "_config", config)
+
+
+@switch("log-left-out")
+def take_the_log_in(bench):
+    bench.patch.setattr(intake, "SESSION", "")
 
 
 # --- how answers are compared --------------------------------------------------------------------
