@@ -1,0 +1,62 @@
+"""`trapline demo`: what it refuses, and that the report is written whatever was measured.
+
+tests/packaging grades with it.
+"""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.runs.field import EXAMPLE_FIELD
+from trapline.cli import demo
+from trapline.cli.exit_codes import INCOMPLETE
+from trapline.cli.main import build
+
+
+def run(*args):
+    return CliRunner().invoke(build("demo"), ["demo", *args])
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "sentence"),
+    [
+        (["--challenge", "juggling"], UsageError, "unknown challenge 'juggling'"),
+        (["--out", "file"], UsageError, "file is a file; a run is a folder"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_graded(
+    tmp_path, monkeypatch, args, error, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    ended = run(*args)
+    assert isinstance(ended.exception, error)
+    assert sentence in str(ended.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_missing_plots_are_reported_before_anything_is_graded(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "grade", lambda *_, **__: pytest.fail("graded without plots"))
+    ended = run("--out", str(tmp_path / "run"))
+    assert isinstance(ended.exception, MissingError)
+    assert "trapline[report]" in str(ended.exception)
+
+
+def test_unmeasured_cells_end_with_a_report_and_their_exit_code(tmp_path, monkeypatch):
+    calls = []
+
+    def grade(field, challenge, **options):
+        calls.append((field, options["out"]))
+        raise typer.Exit(INCOMPLETE)
+
+    def report(run, out, **published):
+        calls.append((run, out))
+        assert all(path.is_file() for path in published.values())
+
+    monkeypatch.setattr(demo, "grade", grade)
+    monkeypatch.setattr(demo, "report", report)
+    out = tmp_path / "run"
+    assert run("--out", str(out)).exit_code == INCOMPLETE
+    assert calls == [(EXAMPLE_FIELD, str(out)), (str(out), out / "report")]
