@@ -56,6 +56,9 @@ def test_published_site_has_the_reproduction_table(tmp_path):
     assert invoke("report", "published", "--out", tmp_path).exit_code == 0
     assert "contradiction" in (tmp_path / "reproduction.html").read_text()
     assert "reproduction.html" in (tmp_path / "index.html").read_text()
+    methodology = (tmp_path / "methodology.html").read_text()
+    assert "Nothing was executed" in methodology
+    assert "A submission is copied into a sandbox" not in methodology
 
 
 def test_certificates_must_be_certificates(run_folder, tmp_path):

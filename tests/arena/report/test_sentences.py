@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from trapline.arena.report.findings import opening
 from trapline.arena.report.markdown import documents
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import Site
@@ -59,6 +60,14 @@ def test_dimension_that_was_not_measured_is_in_no_picture(small_run, told):
     made = Site(RunView(cells=cells), told=told)
     assert ">memory<" not in made.render("entrants/heron.html")
     assert ">memory<" in made.render("entrants/otter.html")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("exp overflows.", "Exp overflows."), ("length() counts", "length() counts"), ("", "")],
+)
+def test_sentence_begins_with_a_capital_unless_it_begins_with_code(given, shown):
+    assert opening(given) == shown
 
 
 def test_same_cells_in_two_harnesses_without_a_visible_difference(wild, told):

@@ -36,8 +36,9 @@ class ShownFinding:
 
 
 def opening(sentence: str) -> str:
-    """The sentence with a capital letter."""
-    return sentence[:1].upper() + sentence[1:]
+    """The sentence with a capital letter, unless it begins with a name of the code."""
+    first = sentence.partition(" ")[0]
+    return sentence if set(first) & set("()_.[]=") else sentence[:1].upper() + sentence[1:]
 
 
 def of_cell(cell: Cell, challenge: ChallengeInfo) -> list[Finding]:

@@ -141,6 +141,7 @@ def standings_table(reading: Reading) -> dict[str, Any]:
         "columns": len(reading.field.columns),
         "with_cost": any(row["usd"] is not None for row in [*placed, *few]),
         "with_tokens": any(row["tokens"] for row in [*placed, *few]),
+        "with_date": reading.executed,
         "with_findings": any(cell.traps for cell in cells),
     }
 

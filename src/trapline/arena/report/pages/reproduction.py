@@ -1,8 +1,10 @@
 """The figures of a hand-written report beside ours, contradictions first."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from trapline.arena.report.reading import Reading
+from trapline.arena.studies import ComparisonRow
 
 
 def context(reading: Reading) -> dict[str, Any]:
@@ -13,4 +15,14 @@ def context(reading: Reading) -> dict[str, Any]:
         "lede": f"{len(rows)} printed figures, computed again from the report's own data: "
         f"{len(rows) - wrong} agree, {wrong} contradict another figure of the same reports.",
         "rows": rows,
+        "groups": _groups([row for row in rows if row.verdict == "contradiction"]),
+        "equal": [row for row in rows if row.verdict != "contradiction"],
     }
+
+
+def _groups(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[ComparisonRow]]]:
+    """Rows by kind, the most frequent kind first."""
+    groups: dict[str, list[ComparisonRow]] = {}
+    for row in rows:
+        groups.setdefault(row.kind, []).append(row)
+    return sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
