@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -187,6 +188,14 @@ def test_challenge_without_a_flaw_is_refused_by_name(run, tmp_path):
     assert "ternary_training has no flawed prompt; the challenges that have one are:" in told
     assert not (tmp_path / "f").exists()
     assert run("deploy", "f", "--entrant", "me", "--variant", "broken")[0] == 2
+
+
+def test_golden_test_that_an_entrant_saved_is_not_part_of_its_answer(run, tmp_path):
+    assert run("deploy", "f", "--entrant", "me", "--variant", "flawed")[0] == 0
+    (tmp_path / "f/me/dflash/golden.py").write_text("x = 1\n")
+    (entry,) = (one for one in find_entries(tmp_path / "f", []) if one.challenge == "dflash")
+    assert set(entry.read().files) == {"prompt.md", "solution.py"}
+    assert "golden.py" in replace(entry, profile="").read().files
 
 
 def test_scores_under_flawed_and_own_prompts_are_not_ranked_together():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.judge.intake import Intake, take_in
-from trapline.arena.profile import ADAPTER
+from trapline.arena.profile import ADAPTER, FLAWED, GOLDEN
 from trapline.arena.record import CellKey, Level, Origin, Track
 
 
@@ -48,11 +48,16 @@ class GradeRequest:
     def read(self) -> Intake:
         if self.intake is not None:
             return self.intake
-        return take_in(self.folder, entry_files(self.profile, self.track))
+        taken = take_in(self.folder, entry_files(self.profile, self.track))
+        if self.profile != FLAWED:
+            return taken
+        # The prompt hands out this file: neither its code nor its bugs are the entrant's.
+        own = {name: text for name, text in taken.files.items() if name != f"{GOLDEN}.py"}
+        return Intake(own, taken.refused)
 
 
 def entry_files(profile: str, track: Track) -> tuple[str, ...]:
     """The files one of which an answer must have."""
     if track == "gpu":
         return "solution.py", "solution.cu"
-    return (ADAPTER, "solution.py") if profile else ("solution.py",)
+    return (ADAPTER, "solution.py") if profile not in ("", FLAWED) else ("solution.py",)
