@@ -15,7 +15,7 @@ import numpy as np
 from trapline.arena.errors import ArenaError
 
 #: Names of dtypes as torch spells them → the NumPy dtype of the same bytes.
-STORED = {
+STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),

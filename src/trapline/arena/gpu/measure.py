@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -81,7 +81,7 @@ class Lights:
     def __init__(self, found: dict[str, float]) -> None:
         self.rates = found
 
-    def seconds(self, light: Any) -> float:
+    def seconds(self, light: Mapping[str, float]) -> float:
         """The least time that this work takes."""
         moved = light.get("read", 0.0) + light.get("write", 0.0)
         rate = self.rates["copy"] if light.get("write", 0.0) else self.rates["read"]

@@ -32,7 +32,9 @@ def why_not_gradable() -> str:
 def machine_facts() -> dict[str, str]:
     """What a GPU's times depend on; cells of different facts are never ranked together."""
     facts = shared_rig(device_here()).judge.facts if not why_not_gradable() else {}
-    known = {name: str(facts[name]) for name in ("gpu", "cuda driver") if name in facts}
+    known: dict[str, str] = {
+        name: str(facts[name]) for name in ("gpu", "cuda driver") if name in facts
+    }
     for package in ("torch", "triton"):
         with contextlib.suppress(PackageNotFoundError):
             known[package] = version(package)

@@ -52,9 +52,9 @@ class PythonAnswer:
 
         self.torch, self.memory, self._tensor = torch, memory, tensors.tensor
         if memory.device == "cuda":
-            torch.cuda.init()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
             self.stream = memory.stream()
-            self._outer = torch.cuda.ExternalStream(self.stream)
+            self._outer = torch.cuda.ExternalStream(self.stream)  # type: ignore[no-untyped-call]
         sys.path.insert(0, folder)
         path = os.path.join(folder, SUBMISSION + ".py")
         spec = importlib.util.spec_from_file_location(SUBMISSION, path)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class Submission:
         if self._session is not None:
             self._session.close()
 
-    def __enter__(self) -> "Submission":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
