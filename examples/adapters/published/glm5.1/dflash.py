@@ -1,4 +1,7 @@
-"""Calls `build_tree_mask` and `verify_and_accept` with the judge's model."""
+"""Calls `build_tree_mask` and `verify_and_accept` with the judge's model.
+
+The folder holds two answers, and one is another entrant's file, byte for byte: this is the other.
+"""
 
 import numpy as np
 from dflash_verify import build_tree_mask as own_mask
