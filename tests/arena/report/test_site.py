@@ -9,7 +9,7 @@ from urllib.parse import urldefrag
 
 import pytest
 
-from trapline.arena.certify.certify import Certificate, Outcome
+from trapline.arena.certify.certify import PUBLISHED_CERTIFICATES, Certificate, Outcome
 from trapline.arena.challenge import load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.record import CellKey, Origin
@@ -18,6 +18,7 @@ from trapline.arena.report.runview import RunView
 from trapline.arena.report.single_file import page_id, single_file
 from trapline.arena.report.site import MANIFEST, Site, write_site
 from trapline.arena.runs.store import digest
+from trapline.cli.report import read_certificates
 
 MOST_BYTES = 500_000
 #: Of the processor, for a hundred entrants on eight challenges.
@@ -228,6 +229,14 @@ def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
         "1 of 1 named mutants were killed; 1 of 1 right answers pass; "
         "0 of 1 mechanical mutants were killed" in page
     )
+
+
+def test_published_certificates_make_a_page_of_bounded_size():
+    waiting = {CellKey("heron", name, "cpu", 1): "waiting" for name in load_all()}
+    known = read_certificates(PUBLISHED_CERTIFICATES)
+    page = Site(RunView(cells=[], waiting=waiting), certificates=known).render("kills.html")
+    assert "more mutants were killed" in page
+    assert len(page.encode()) < MOST_BYTES
 
 
 def test_kill_matrix_draws_mutants_and_the_traps_that_notice_them(small_run, told):

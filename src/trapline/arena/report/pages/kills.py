@@ -1,15 +1,17 @@
 """The kill matrix: the solution with each known bug, and the traps that notice it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
 
-from trapline.arena.certify.certify import Certificate
+from trapline.arena.certify.certify import Certificate, Outcome
 from trapline.arena.report.catalog import ChallengeInfo
 from trapline.arena.report.reading import Reading
 
-MOST_MECHANICAL = 150
+#: Killed mutants that a table lists; the drawing has them all.
+MOST_KILLED = 10
 #: Units of the drawing for one mutant and for one trap.
 STEP = 6
 
@@ -41,7 +43,10 @@ def _drawn(info: ChallengeInfo, names: Sequence[str]) -> Markup:
     rows = []
     for place, name in enumerate(names):
         hits = sorted(column[check] for check in info.kills[name] if check in column)
-        squares = "".join(f"M{hit * STEP} {place * STEP + STEP // 2}h{STEP - 1}" for hit in hits)
+        squares = "".join(
+            f"M{first * STEP} {place * STEP + STEP // 2}h{length * STEP - 1}"
+            for first, length in _runs(hits)
+        )
         others = f"{len(hits) - 1} other traps" if len(hits) != 2 else "1 other trap"
         told = f"{name}: noticed by its own trap and {others}"
         if name not in info.kills[name]:
@@ -58,6 +63,13 @@ def _drawn(info: ChallengeInfo, names: Sequence[str]) -> Markup:
     ).format(label, size, size, Markup("").join(rows))
 
 
+def _runs(hits: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring places as (first, length); the style sheet's dashes part their squares."""
+    for _, group in groupby(enumerate(hits), key=lambda pair: pair[1] - pair[0]):
+        places = [hit for _, hit in group]
+        yield places[0], len(places)
+
+
 def _own(place: int, noticed: bool) -> Markup:
     square = f"M{place * STEP} {place * STEP + STEP // 2}h{STEP - 1}"
     return Markup('<path class="{}" d="{}"/>').format("own" if noticed else "missed", square)
@@ -67,15 +79,20 @@ def _item(reading: Reading, certificate: Certificate) -> dict[str, Any]:
     info = reading.field.challenges.get(certificate.challenge)
     mechanical = certificate.of("mechanical")
     survivors = [finding for finding in mechanical if not finding.fell_to]
-    fallen = [finding for finding in mechanical if finding.fell_to]
-    others = [finding for finding in certificate.findings if finding.kind != "mechanical"]
-    shown = [*others, *survivors, *fallen[:MOST_MECHANICAL]]
+    shown = [finding for finding in certificate.findings if not _is_killed(finding)]
+    killed = [finding for finding in certificate.findings if _is_killed(finding)]
     return {
         "title": info.title if info else certificate.challenge,
         "summary": _summary(certificate, len(mechanical), len(survivors)),
-        "findings": shown,
-        "left_out": len(fallen) - len(fallen[:MOST_MECHANICAL]),
+        "findings": [*shown, *killed[:MOST_KILLED]],
+        "left_out": len(killed) - len(killed[:MOST_KILLED]),
     }
+
+
+def _is_killed(finding: Outcome) -> bool:
+    """Whether it is a mutant that fell as it should."""
+    mutant = finding.kind in ("named", "mechanical")
+    return mutant and bool(finding.fell_to) and not finding.problem
 
 
 def _summary(certificate: Certificate, mechanical: int, survivors: int) -> str:
