@@ -34,7 +34,7 @@ class GradeRequest:
     seed: int = 0
     full: bool = False
     #: Runs cases and traps only, without the slow ones: no measurement, no own tests. For training,
-    #: where a reward must come in seconds; such a cell does not belong into a run.
+    #: where a reward must come in seconds; such a cell does not belong in a run.
     checks_only: bool = False
     track: Track = "cpu"
     #: The submission's bytes; read from `folder` when None.
