@@ -21,6 +21,16 @@ def folder(path: Path, what: str) -> Path:
     return path
 
 
+def made(path: Path, what: str) -> Path:
+    """Makes the folder, so that a place that cannot hold it is refused before the work."""
+    try:
+        folder(path, what).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{error.strerror}; --out names another place"
+        raise UsageError(f"cannot write {path}: {reason}") from None
+    return path
+
+
 def file(path: Path, what: str) -> Path:
     """Returns the path if it is or can become a file in an existing folder."""
     if path.is_dir():

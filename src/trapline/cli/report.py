@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -56,12 +57,7 @@ def report(
     profile: ProfileOption = None,
 ) -> None:
     """Write a self-contained report; open its first page in a browser."""
-    if certificates is not None and form != "html":
-        raise UsageError("--certificates needs --format html: only the site has a kill matrix")
-    if form != "html" and (single_file or url):
-        raise UsageError("--single-file and --url need --format html: they are about the site")
-    if single_file and url:
-        raise UsageError("--url needs a site of several files: leave out --single-file")
+    _check(form, certificates, single_file, url)
     known, team = read_certificates(certificates), read_red_team(red_team)
     with viewed(run, profile) as (found, folder):
         view = found.attacked(team)
@@ -72,9 +68,9 @@ def report(
             path = target if target.suffix == ".html" else target.with_name(f"{target.name}.html")
             print(_single(view, output_paths.file(path, "a single-file report"), known))
         elif form == "html":
-            print(_site(view, output_paths.folder(target, "a site"), known, url))
+            print(_site(view, output_paths.made(target, "a site"), known, url))
         elif form == "markdown":
-            for path in write_markdown(view, output_paths.folder(target, "a set of documents")):
+            for path in write_markdown(view, output_paths.made(target, "a set of documents")):
                 print(path)
         elif target.suffix == f".{form}":
             output_paths.folder(target.parent, "the folder of a table")
@@ -82,6 +78,18 @@ def report(
         else:
             inside = output_paths.folder(target, f"an output without the ending .{form}")
             print(write_table(view.cells, inside / f"cells.{form}", form))
+
+
+def _check(form: Format, certificates: Path | None, single_file: bool, url: str) -> None:
+    """Refuses options that would change nothing."""
+    if certificates is not None and form != "html":
+        raise UsageError("--certificates needs --format html: only the site has a kill matrix")
+    if form != "html" and (single_file or url):
+        raise UsageError("--single-file and --url need --format html: they are about the site")
+    if url and urlsplit(url).scheme not in ("http", "https"):
+        raise UsageError(f"--url takes an address such as https://example.org/run, not {url}")
+    if single_file and url:
+        raise UsageError("--url needs a site of several files: leave out --single-file")
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def solve(
     sampling = {name: value for name, value in asked.items() if value is not None}
     if endpoint is None and sampling:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in sampling)
-        raise UsageError(f"{options} need --endpoint: an agent chooses its sampling itself")
+        raise UsageError(f"only --endpoint takes {options}: an agent chooses its sampling itself")
     wanted = [one.id for one in asked_challenges(challenge or [], variant)] if challenge else []
     claim_field(field, variant or "")
     if from_predictions is not None:

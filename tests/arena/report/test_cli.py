@@ -111,6 +111,9 @@ def test_single_file_is_written_where_asked(run_folder, tmp_path):
     [
         (("--single-file", "--format", "csv"), "need --format html"),
         (("--single-file", "--url", "https://example.org"), "leave out --single-file"),
+        (("--url", "example.org"), "--url takes an address such as https://"),
+        (("--entrants", "heron"), "takes 2 to 8 different entrants, not heron"),
+        (("--out", "/proc/none"), "cannot write /proc/none: "),
     ],
 )
 def test_options_of_the_site_refuse_other_outputs(run_folder, options, reason):

@@ -38,7 +38,8 @@ class RunView:
                     f"no entrant {name!r} in this run; its entrants: {', '.join(known)}"
                 )
         if not 2 <= len(set(entrants)) <= MOST_CHOSEN:
-            raise UsageError(f"--entrants takes 2 to {MOST_CHOSEN} different entrants")
+            given = ", ".join(entrants) or "none"
+            raise UsageError(f"--entrants takes 2 to {MOST_CHOSEN} different entrants, not {given}")
         cells = [cell for cell in self.cells if cell.entrant in entrants]
         digests = [cell.bundle for cell in cells if cell.bundle in self.bundles]
         return replace(
