@@ -174,6 +174,18 @@ def test_a_drafter_for_a_gemma_has_plain_layers(make):
     assert (body.dim, body.heads, body.head_dim) == (16, 4, 6)
 
 
+def test_fused_kernels_serve_plain_layers_only(make, family):
+    """Phi-3 differs from Llama in the names of its tensors; the others take the step in torch."""
+    pytest.importorskip("triton")
+    from trapline.gold.decoder.fused_step import suits
+    from trapline.gold.tree_decoding.fast_rounds import supports
+
+    decoder = make(family, head_dim=16)
+    assert suits(decoder) == (family == "phi3")
+    reason = supports(decoder, room=32, nodes=4)
+    assert reason is None if family == "phi3" else "soft caps, post-norms or experts" in reason
+
+
 def test_calibration_needs_one_set_of_positions(make):
     with pytest.raises(RangeError, match="calibrate needs one set of rotary positions"):
         calibrate(make("gemma3_text"), [[1, 2, 3]])
