@@ -91,7 +91,9 @@ with torch.device("meta"):
 """,
     "compiled step, meta and misshapen tensors": """
 import torch
+from trapline.gold.decoder.config import AttentionRules
 from trapline.gold.decoder.cpu import compiled_ops
+rules = AttentionRules(None, 0.0, 8**-0.5, None)
 if compiled_ops.unavailable() is not None:
     raise SystemExit(0)
 x, weight = torch.ones(2, 8), torch.ones(8)
@@ -102,9 +104,9 @@ calls = [
     lambda: compiled_ops.add_norm(x, x[:, :4], weight, 1e-6),
     lambda: compiled_ops.add_norm(x, x, weight[:7], 1e-6),
     lambda: compiled_ops.add_norm(x, x.to("meta"), weight, 1e-6),
-    lambda: compiled_ops.attend(q, (pages, pages[:3]), table, lengths, 4, None),
-    lambda: compiled_ops.attend(q, (pages, pages), table, lengths + 1, 4, None),
-    lambda: compiled_ops.attend(q, (pages, pages), table, lengths[:1], 4, None),
+    lambda: compiled_ops.attend(q, (pages, pages[:3]), table, lengths, 4, rules),
+    lambda: compiled_ops.attend(q, (pages, pages), table, lengths + 1, 4, rules),
+    lambda: compiled_ops.attend(q, (pages, pages), table, lengths[:1], 4, rules),
 ]
 for number, call in enumerate(calls):
     try:
@@ -114,7 +116,7 @@ for number, call in enumerate(calls):
     raise SystemExit(f"call {number} was not refused")
 torch.set_default_dtype(torch.float64)
 with torch.device("meta"):
-    found = compiled_ops.attend(q, (pages, pages), table, lengths, 4, None)
+    found = compiled_ops.attend(q, (pages, pages), table, lengths, 4, rules)
 assert torch.equal(found, q)
 """,
     "top-k, misshapen arrays": """
