@@ -81,7 +81,6 @@ def why_not(path, name):
     half = path.parts[0]
     heavy = is_in(name, "torch") or is_in(name, "triton")
     rules = {"gold": gold_rule, "arena": arena_rule, "challenges": challenge_rule}
-    rules["example_field"] = challenge_rule
     if name.startswith("."):
         return "relative imports hide what is imported"
     if half not in ("cli", "__main__.py") and is_in(name, "trapline.cli"):

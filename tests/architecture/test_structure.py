@@ -12,7 +12,7 @@ PACKAGE = Path(trapline.__file__).parent
 #: may be added to it; an entry that has ceased to be a circle fails the test.
 KNOWN_CIRCLES: set[tuple[str, ...]] = set()
 #: Submissions: deployed and graded as they are, not part of the package's module graph.
-SUBMISSIONS = {"solution", "alternates", "starter", "baselines", "example_field"}
+SUBMISSIONS = {"solution", "alternates", "starter", "baselines"}
 LONGEST_FUNCTION = 100
 #: Longer functions that still exist; the same rules as for KNOWN_CIRCLES.
 KNOWN_LONG_FUNCTIONS: set[str] = set()

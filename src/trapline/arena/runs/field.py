@@ -24,7 +24,12 @@ from trapline.arena.runs.sessions import read_plain, read_session, shown_name
 #: Written beside an answer by the harness that produced it: harness, model, status.
 RECORD = ".trapline/record.json"
 #: The entrants that ship with the package; `trapline demo` grades them.
-EXAMPLE_FIELD = Path(trapline.__file__).parent / "example_field"
+_PACKAGE = Path(trapline.__file__).resolve().parent
+#: Inside an installed package; beside the sources in a clone.
+EXAMPLE_FIELD = next(
+    (path for path in (_PACKAGE / "example_field",) if path.is_dir()),
+    _PACKAGE.parents[1] / "examples" / "field",
+)
 #: Beside the record: the conversation that led to the answer, redacted.
 PUBLIC = "transcript.json"
 #: The model gave no answer, by its record.
