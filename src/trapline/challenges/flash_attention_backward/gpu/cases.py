@@ -149,8 +149,10 @@ def any_width(submission: Submission, rng: Rng) -> None:
 @case
 def views_with_strides(submission: Submission, rng: Rng) -> None:
     p = problem(rng, Sizes(B=2, H=2, G=2, T=5, S=5))
-    views = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in p[:4])
-    ask(submission, Problem(*views, True))
+    dout, q, k, v = (
+        np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in p[:4]
+    )
+    ask(submission, Problem(dout, q, k, v, True))
     ask(submission, p._replace(q=padded(p.q, 8), k=padded(p.k, 16), v=padded(p.v, 24)))
 
 

@@ -50,7 +50,8 @@ class Sizes(NamedTuple):
 def problem(rng: Rng, sizes: Sizes, dtype: str = "float32", causal: bool = False) -> Problem:
     B, H, G, T, S, D = sizes
     shapes = (B, H, T, D), (B, G, S, D), (B, G, S, D)
-    return Problem(*(rounded(rng.standard_normal(shape), dtype) for shape in shapes), causal)
+    q, k, v = (rounded(rng.standard_normal(shape), dtype) for shape in shapes)
+    return Problem(q, k, v, causal)
 
 
 def check(answer: Any, p: Problem) -> None:

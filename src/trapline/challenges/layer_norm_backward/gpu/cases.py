@@ -44,7 +44,12 @@ class Problem(NamedTuple):
 def problem(rng: Rng, rows: int, width: int, dtype: str = "float32", shift: float = 0.5) -> Problem:
     dy, x = rng.standard_normal((2, rows, width))
     gamma, beta = rng.standard_normal((2, width))
-    return Problem(*(rounded(part, dtype) for part in (dy, x + shift, 1.0 + 0.5 * gamma, beta)))
+    return Problem(
+        rounded(dy, dtype),
+        rounded(x + shift, dtype),
+        rounded(1.0 + 0.5 * gamma, dtype),
+        rounded(beta, dtype),
+    )
 
 
 def statistics(p: Problem) -> tuple[Array, Array]:
