@@ -20,7 +20,7 @@ from trapline.arena.judge.checks import first_failure, generator, run_check
 SEED = 7
 #: The interpreter is wrong for bfloat16, and too slow or too small for the others.
 LEFT_OUT = ("bfloat16", "two-billion", "65535")
-QUICK_CASES, QUICK_TRAPS = 1, 3
+QUICK_CASES, QUICK_TRAPS = 1, 2
 
 
 def main(folder: Path) -> None:
@@ -60,7 +60,8 @@ class Here:
 
     def quick(self):
         yield self.right(self.challenge.solution, self.cases[:QUICK_CASES])
-        yield from map(self.mutant, self.traps[:QUICK_TRAPS])
+        for trap in self.traps[:QUICK_TRAPS]:
+            yield self.mutant(trap, with_control=False)
 
     def everything(self):
         checks = [*self.cases, *self.traps]
@@ -86,12 +87,14 @@ class Here:
         bad = [f"{result.id}: {result.message}" for result in self.failed(folder, checks)]
         return self.found(folder.name, "; ".join(bad))
 
-    def mutant(self, trap):
+    def mutant(self, trap, with_control=True):
         files = trap.plant(self.challenge.solution_files())
         with tempfile.TemporaryDirectory() as folder:
             for name, source in files.items():
                 Path(folder, name).write_text(source)
-            problem = apart(lambda: self.on_its_control(trap, Path(folder)))
+            problem = ""
+            if with_control:
+                problem = apart(lambda: self.on_its_control(trap, Path(folder)))
             if not problem and not apart(lambda: self.on_its_trap(trap, Path(folder))):
                 problem = "survives its own trap"
         return self.found(trap.id, problem)

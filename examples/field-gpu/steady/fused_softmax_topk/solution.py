@@ -7,7 +7,6 @@ def softmax_topk(logits, k, probs, indices):
     for block, p, i in zip(logits.split(512), probs.split(512), indices.split(512)):
         x = block.to(torch.float32)
         x = torch.where(x == 0, torch.zeros_like(x), x)
-        lse = torch.logsumexp(x, dim=1, keepdim=True)
         order = torch.argsort(x, dim=1, descending=True, stable=True)[:, :k]
-        p.copy_(torch.exp(x.gather(1, order) - lse))
+        p.copy_(torch.softmax(x, dim=1).gather(1, order))
         i.copy_(order)

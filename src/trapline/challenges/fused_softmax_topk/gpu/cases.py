@@ -51,7 +51,7 @@ def ask(submission: Submission, logits: Array, k: int) -> None:
 @case
 def matches_float64(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
-        for rows, vocabulary, k in ((3, 10, 4), (1, 1, 1), (2, 257, 31), (1, 16, 16)):
+        for rows, vocabulary, k in ((3, 10, 4), (1, 1, 1), (1, 257, 7), (1, 16, 16)):
             ask(submission, logits_of(rng, (rows, vocabulary), dtype), k)
 
 
