@@ -88,7 +88,7 @@ def _three(
 
     def grouped(x: Array) -> Array:
         B, H, S, D = x.shape
-        return x.reshape(B, H // heads, heads, S, D).sum(axis=2)
+        return np.asarray(x.reshape(B, H // heads, heads, S, D).sum(axis=2))
 
     dq = np.einsum("bhts,bhsd->bhtd", slopes, k)
     dk = grouped(np.einsum("bhts,bhtd->bhsd", slopes, q))

@@ -6,12 +6,8 @@ from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, padded
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.flash_attention_backward.gpu.cases import (
-    Sizes,
-    arguments,
-    ask,
-    problem,
-)
+from trapline.challenges.flash_attention_backward.gpu.cases import arguments, ask, problem
+from trapline.challenges.flash_attention_forward.gpu.cases import Sizes
 
 # Lines of the gold solution that several mutants edit.
 _LAST = "            dout, q, k, v, lse, delta, dk, dv, *sizes, *strides, **options\n        )\n"

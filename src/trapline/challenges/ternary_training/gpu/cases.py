@@ -33,12 +33,12 @@ def pack(codes: Array) -> Array:
     padded_codes = np.zeros((outputs, -(-inputs // 4) * 4), np.int64)
     padded_codes[:, :inputs] = codes
     digits = (padded_codes + 1).reshape(outputs, -1, 4)
-    return (digits << np.array([0, 2, 4, 6])).sum(axis=2).astype(np.uint8)
+    return np.asarray((digits << np.array([0, 2, 4, 6])).sum(axis=2), np.uint8)
 
 
 def unpack(packed: Array, inputs: int) -> Array:
     digits = (np.asarray(packed)[..., None] >> np.array([0, 2, 4, 6])) & 3
-    return digits.reshape(len(packed), -1)[:, :inputs].astype(np.int64) - 1
+    return np.asarray(digits.reshape(len(packed), -1)[:, :inputs], np.int64) - 1
 
 
 #: Every byte that holds four codes.
