@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trapline.gold.arithmetic import LOG2_E
-from trapline.gold.operators import operator
+from trapline.gold.operators import operator, transformed
 from trapline.gold.softmax_topk.cpu import topk as native
 
 #: Elements of a block of rows: large enough to amortise calls, small enough for temporaries.
@@ -54,11 +54,14 @@ def softmax_topk(logits: Tensor, k: int, temperature: float | Tensor) -> Streame
     if not isinstance(temperature, Tensor):  # filled on the device: a copy cannot be captured
         temperature = torch.full((), float(temperature), dtype=wide, device=logits.device)
     each = temperature.to(logits.device, wide).expand(logits.shape[0])
-    return Streamed(*topk_operator(logits, k, each))
+    plain = type(logits) is Tensor and logits.device.type == "cpu" and not transformed()
+    return Streamed(*(_compiled_or_torch if plain else topk_operator)(logits, k, each))
 
 
 def every_row_has_a_softmax(row_max: Tensor) -> bool:
     """The maximum is NaN, +inf or −inf exactly when the row has a NaN or a +inf, or only −inf."""
+    if row_max.device.type == "cpu" and type(row_max) is Tensor:
+        return bool(np.isfinite(row_max.numpy()).all())
     return bool(torch.isfinite(row_max).all())
 
 
@@ -74,13 +77,18 @@ def _compiled_or_torch(
     long = logits.shape[1] >= _LEAST_COMPILED and logits.dtype != torch.float64
     if logits.device.type != "cpu" or not long or native.unavailable() is not None:
         return _softmax_topk(logits, k, temperature)
-    found = native.ranked(*_plain(logits), k, temperature.detach().numpy(), torch.get_num_threads())
-    best, indices, totals = (torch.from_numpy(part) for part in found)
-    each, log_totals = temperature.double(), totals.log()
-    row_max = best[:, 0].clone()
-    log_probs = (best - row_max[:, None]).double() / each[:, None] - log_totals[:, None]
-    lse = row_max.double() / each + log_totals
-    return log_probs.float(), indices, lse.float(), row_max
+    each = temperature.detach().numpy()
+    best, indices, totals = native.ranked(*_plain(logits), k, each, torch.get_num_threads())
+    each, row_max = each.astype(np.float64), best[:, 0].copy()
+    # In NumPy, which costs less than torch for a few numbers. Rows without a softmax give NaN.
+    with np.errstate(all="ignore"):
+        log_totals = np.log(totals)
+        log_probs = (best - row_max[:, None]).astype(np.float64) / each[:, None]
+        log_probs -= log_totals[:, None]
+        lse = row_max.astype(np.float64) / each + log_totals
+    found = log_probs.astype(np.float32), indices, lse.astype(np.float32), row_max
+    first, second, third, fourth = (torch.from_numpy(part) for part in found)
+    return first, second, third, fourth
 
 
 def _plain(logits: Tensor) -> tuple[np.ndarray, str]:
