@@ -53,6 +53,9 @@ def tracked():
 
 def test_wheel_holds_every_file_of_the_package(names):
     wanted = {name for name in tracked() if (ROOT / "src" / name).is_file()}
+    field = ROOT / "examples" / "field"
+    shipped = [path.relative_to(field) for path in field.rglob("*") if path.is_file()]
+    wanted |= {f"trapline/example_field/{path}" for path in shipped}
     assert wanted - names == set()
     assert {name for name in names if ".dist-info/" not in name} - wanted == set()
     for name in ("py.typed", "example_field/field.toml", "arena/certify/data/certificates.json"):
