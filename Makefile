@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 SINGLE_THREADED := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-full lint types suite system clean
+.PHONY: demo test test-full lint types suite system docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trapline demo
@@ -29,6 +29,10 @@ test-full: $(VENV)/.test system
 system:
 	@bash scripts/system-packages.sh
 
+# The pages of docs/ and a reference of the public names, as a site of files.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet --site-dir site
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
@@ -38,8 +42,12 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,report,models,inspect,postgres,ray,gguf,hub,test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,report,models,inspect,postgres,ray,gguf,hub,serve,test]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs site .mypy_cache .pytest_cache .ruff_cache

@@ -34,6 +34,7 @@ VERBS = {
     "certify": "Check that the traps themselves work.",
     "memory": "Compute how many tokens of KV cache fit beside a model.",
     "generate": "Continue a prompt with a language model.",
+    "serve": "Serve a language model with OpenAI's API.",
     "train": "Train an all-ternary language model on text files.",
     "pack": "Write a ternary checkpoint with 2 bits per weight, or as GGUF.",
 }
