@@ -77,7 +77,7 @@ def test_a_used_port_is_refused(checkpoint, run):
 
 BAD = [
     (("--model", "nowhere"), {}, 2, "nowhere"),
-    (("--port", "70000"), {}, 2, "70000"),
+    (("--port", "70000"), {}, 2, "less than or equal to 65535"),
     (("--rows", "0"), {}, 2, "rows"),
     (("--chat-template", "nowhere.jinja"), {}, 2, "nowhere.jinja"),
     (("--host", "no.such.host.invalid", "--port", "0"), {}, 2, "no.such.host.invalid:0 cannot be"),

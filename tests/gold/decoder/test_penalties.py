@@ -248,7 +248,7 @@ def peer(tmp_path_factory):
 def test_greedy_answers_equal_those_of_transformers(peer, theirs, ours):
     model, decoder = peer
     assert decoder.stop_ids == [7, 11]
-    for seed in range(12):
+    for seed in range(5):
         prompt = torch.randint(1, 40, (1, 6), generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
             whole = model.generate(prompt, max_new_tokens=20, do_sample=False, **theirs)
