@@ -59,7 +59,7 @@ function sortKey(row, column) {
 
 function compare(a, b) {
   if (typeof a === "number" && typeof b === "number") return a - b;
-  return String(a).localeCompare(String(b));
+  return String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
 // Unknown values stay last in both directions.
