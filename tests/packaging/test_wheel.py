@@ -81,12 +81,14 @@ def test_readme_describes_every_extra():
     assert {*extras["optional-dependencies"]} <= {*rows}
 
 
-def test_sdist_has_no_tests_and_no_copy_of_the_field(dist):
+def test_sdist_has_the_field_once_and_no_tests(dist):
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         inside = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"} <= inside
-    assert {name.split("/")[0] for name in inside} & {"tests", "examples", "docs"} == set()
+    assert {name.split("/")[0] for name in inside} & {"tests", "docs"} == set()
+    fields = [name for name in inside if name.endswith("/field.toml")]
+    assert fields == ["examples/field/field.toml"]
 
 
 @pytest.mark.full
