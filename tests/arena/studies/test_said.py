@@ -100,10 +100,22 @@ def test_figures_are_counted_in_the_files():
     assert lines == {("275", "275"): "holds", ("280", "275"): "holds"}
     errors = {c.verdict for c in claims if c.quantity == "relative error of dx"}
     assert errors == {"cannot be known"}
+    commented = {"layer_norm.py": "x = 1\n" * 275 + "# why\n" * 25 + "\n" * 100}
+    looser = checked_claims(
+        FIELD, [cell("glm5", "layer_norm_backward", 100.0)], lambda _: commented
+    )
+    assert {c.verdict for c in looser if c.quantity == "lines of code"} == {"holds"}
     shorter = checked_claims(
         FIELD, [cell("glm5", "layer_norm_backward", 1.0)], lambda _: {"layer_norm.py": "x = 1\n"}
     )
     assert {c.verdict for c in shorter if c.quantity == "lines of code"} == {"does not hold"}
+
+
+def test_what_the_files_do_not_show_cannot_be_known():
+    claims = checked_claims(
+        FIELD, [cell("qwen36", "beam_search", 100.0)], lambda _: {"beam_search.py": "x = 1\n"}
+    )
+    assert {c.verdict for c in claims if c.quantity == "tests"} == {"cannot be known"}
 
 
 def test_the_page_stands_beside_the_report_of_such_a_run():

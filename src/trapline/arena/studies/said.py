@@ -132,8 +132,12 @@ def _checked(
     if count is None:
         why = cell.reason if cell.score is None else "it is not measured here"
         return _claim(fact, model, said, f"– ({why})", "cannot be known")
-    got = count(files_of(cell))
-    return _claim(fact, model, said, f"{got:g}", "holds" if _agree(said, got) else "does not hold")
+    counts = count(files_of(cell))
+    if not any(counts):
+        return _claim(fact, model, said, "– (the files show none to count)", "cannot be known")
+    shown = " or ".join(f"{one:g}" for one in dict.fromkeys(counts))
+    agrees = any(_agree(said, one) for one in counts)
+    return _claim(fact, model, said, shown, "holds" if agrees else "does not hold")
 
 
 def _claim(fact: Fact, model: str, said: float | str, found: str, verdict: Verdict) -> CheckedClaim:
@@ -161,18 +165,34 @@ def _is_code(name: str) -> bool:
     return name.endswith(".py") and name != "adapter.py"
 
 
-def _longest(files: Files) -> float:
-    """Lines of the longest file: the reports count the file that holds the answer."""
-    return max((text.count("\n") for text in _code(files).values()), default=0)
+def _lines(files: Files) -> list[int]:
+    """Lines of the longest file and of all files, with and without empty and comment lines."""
+    texts = sorted((text.splitlines() for text in _code(files).values()), key=len)
+    if not texts:
+        return []
+    counted: list[int] = []
+    for lines in (texts[-1], [line for text in texts for line in text]):
+        filled = [line for line in lines if line.strip()]
+        plain = [line for line in filled if not line.strip().startswith("#")]
+        counted += [len(lines), len(filled), len(plain)]
+    return counted
 
 
-def _tests(files: Files) -> float:
+def _tests(files: Files) -> list[int]:
     """Functions whose names begin with `test`, in whichever file."""
-    return sum(
+    count = sum(
         isinstance(node, ast.FunctionDef) and node.name.startswith("test")
         for text in _code(files).values()
         for node in _top_level(text)
     )
+    return [count]
+
+
+def _files(files: Files) -> list[int]:
+    """Files of code, and these together with the notes."""
+    notes = [name for name in files if name.endswith(".md") and "prompt" not in name.lower()]
+    code = len(_code(files))
+    return [code, code + 1, code + len(notes)] if notes else [code]
 
 
 def _top_level(text: str) -> list[ast.stmt]:
@@ -182,11 +202,11 @@ def _top_level(text: str) -> list[ast.stmt]:
         return []
 
 
-#: What can be counted in an answer's files.
-_BY_READING: dict[str, Callable[[Files], float]] = {
-    "lines of code": _longest,
+#: What can be counted in an answer's files, in each way that a report may have counted it.
+_BY_READING: dict[str, Callable[[Files], list[int]]] = {
+    "lines of code": _lines,
     "tests": _tests,
-    "files": lambda files: len(_code(files)),
+    "files": _files,
 }
 
 
