@@ -87,7 +87,7 @@ def test_sdist_has_the_field_once_and_no_tests(dist):
         inside = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"} <= inside
     assert {name.split("/")[0] for name in inside} & {"tests", "docs"} == set()
-    fields = [name for name in inside if name.endswith("/field.toml")]
+    fields = [name for name in inside if name.endswith("field/field.toml")]
     assert fields == ["examples/field/field.toml"]
 
 
