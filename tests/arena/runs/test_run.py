@@ -18,7 +18,7 @@ from trapline.arena.standings.ranking import ranking
 def entries(known_sorting, tmp_path, monkeypatch):
     """One entrant, right, without tests of its own."""
     for module in (field, run):
-        monkeypatch.setattr(module, "load", lambda name: known_sorting)
+        monkeypatch.setattr(module, "load", lambda *_, **__: known_sorting)
     monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": known_sorting})
     folder = tmp_path / "field" / "somebody" / "sorting"
     folder.mkdir(parents=True)
