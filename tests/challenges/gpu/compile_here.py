@@ -25,6 +25,7 @@ TYPES = {
     torch.bfloat16: "*bf16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
