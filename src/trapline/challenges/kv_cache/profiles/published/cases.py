@@ -92,11 +92,11 @@ def _floats(out: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
 
 
 def judged(entry: str, answer: Any) -> Any:
-    """What two answers are compared by, in the digits that float16 keeps; not a cache's form."""
+    """What two answers are compared by, in the digits that float32 keeps; not a cache's form."""
     if entry == "make_cache":
         return None
     is_floats = isinstance(answer, np.ndarray) and answer.dtype.kind == "f"
-    return answer.astype(np.float64) if is_floats else answer
+    return answer.astype(np.float32) if is_floats else answer
 
 
 def run(submission: Submission, rng: Rng, layers: int, lengths: list[int], steps: int) -> None:
