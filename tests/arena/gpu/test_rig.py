@@ -55,11 +55,11 @@ def rig():
 def answer_of(rig, tmp_path_factory):
     opened = []
 
-    def make(source, name="solution.py"):
+    def make(source, name="solution.py", level="landlock"):
         folder = tmp_path_factory.mktemp("answer")
         (folder / name).write_text(source)
         limits = SandboxLimits(memory_mb=4096, processes=64, file_mb=256)
-        config = SandboxConfig("landlock", limits, 30.0, ("torch",), device="cpu")
+        config = SandboxConfig(level, limits, 30.0, ("torch",), device="cpu")
         opened.append(GpuSubmission(Path(folder), config, ENTRIES, rig))
         return opened[-1]
 
@@ -85,6 +85,11 @@ def ones(what):
 def test_an_answer_reads_inputs_and_writes_outputs(right):
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert np.array_equal(right.double(x), 2 * x)
+
+
+@pytest.mark.parametrize("level", ["process", "bubblewrap"])
+def test_an_answer_runs_at_the_other_levels(answer_of, level):
+    assert np.array_equal(answer_of(RIGHT, level=level).double(ones(3)), ones(6))
 
 
 def test_strides_of_padded_rows_are_kept(right):
