@@ -60,8 +60,8 @@ def softmax_topk(logits: Tensor, k: int, temperature: float | Tensor) -> Streame
 
 def every_row_has_a_softmax(row_max: Tensor) -> bool:
     """The maximum is NaN, +inf or −inf exactly when the row has a NaN or a +inf, or only −inf."""
-    if row_max.device.type == "cpu" and type(row_max) is Tensor:
-        return bool(np.isfinite(row_max.numpy()).all())
+    if row_max.numel() == 1:
+        return math.isfinite(row_max.item())
     return bool(torch.isfinite(row_max).all())
 
 
