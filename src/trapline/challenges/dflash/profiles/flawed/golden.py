@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 #: tokens, parents, choices (root first), path, bonus
-TREES = (
+TREES: tuple[tuple[list[int], list[int], list[int], list[int], int], ...] = (
     ([4, 7, 9], [-1, -1, 0], [4, 9, 2, 5], [0, 2], 5),
     ([4, 7, 9, 6], [-1, -1, 0, 2], [4, 9, 2, 6, 1], [0, 2, 3], 1),
     ([4, 7, 9], [-1, -1, 1], [7, 3, 8, 2], [1], 8),
