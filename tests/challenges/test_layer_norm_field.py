@@ -33,6 +33,7 @@ TRAPS = {
     },
     "hasty": {
         "beta-broadcast",
+        "cache-aliases-an-input",
         "check-needs-every-element",
         "complex-accepted",
         "dtypes-unchecked",

@@ -145,7 +145,7 @@ def test_an_answer_without_adapter_or_solution_says_so(tmp_path):
 
 
 def test_an_unknown_profile_is_one_sentence():
-    with pytest.raises(UsageError, match="has no profile 'publised'; its profiles are: published"):
+    with pytest.raises(UsageError, match="its profiles are: flawed, published"):
         load(NAME, profile="publised")
 
 

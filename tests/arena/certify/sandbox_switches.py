@@ -41,7 +41,7 @@ def submission_first(bench):
 def add_to_environment(bench, **variables):
     for module in (bubblewrap, landlock, process):
         bench.patch.setattr(
-            module, "environment", lambda scratch: {**limits.environment(scratch), **variables}
+            module, "environment", lambda *given: {**limits.environment(*given), **variables}
         )
 
 

@@ -41,7 +41,8 @@ def assert_same_everywhere(found):
     assert first["gold"]["scores"]["tests"] > 60
     assert first["wrong"]["state"] == "fail"
     measured = first["gold"]["measured"]
-    assert [name for name, is_measured in measured.items() if not is_measured] == ["analysis"]
+    unmeasured = [name for name, is_measured in measured.items() if not is_measured]
+    assert unmeasured == ["robustness", "analysis"]  # this challenge asks for no refusals
     for level in LEVELS[1:]:
         assert found[level] == first, level
 

@@ -21,7 +21,7 @@ def main(packages: str, field_folder: str, run_place: str, address: str = "") ->
     known = {path.name: Challenge(path, path.name) for path in sorted(Path(packages).iterdir())}
     challenge.load_all.cache_clear()
     for module in (challenge, field):
-        module.load_all = lambda: known
+        module.load_all = lambda track="cpu": known
     entries = field.find_entries(Path(field_folder), [])
     with run.open_run(run_place) as store:
         store.set_meta(seed=11)

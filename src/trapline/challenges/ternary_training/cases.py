@@ -41,7 +41,6 @@ SLOW = frozenset(
         "heads-interleaved",
         "norm-by-sum",
         "layers-without-norm",
-        "head-without-norm",
         "attention-not-added",
         "mlp-not-added",
         "projections-transposed",

@@ -111,26 +111,6 @@ def layers_without_norm(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    catches="the head of the training reads x itself instead of norm(x)",
-    severity="major",
-    story="The norm before the head was left out; the judged model has it.",
-    mutant=edits(
-        (
-            "    normed, inverse = _normalise(x)\n    return normed @",
-            "    normed, inverse = x, None\n    return normed @",
-        ),
-        (
-            '    dx = _normalise_backward(dlogits @ weights["head"], normed, inverse)\n',
-            '    dx = dlogits @ weights["head"]\n',
-        ),
-        file=MODEL,
-    ),
-)
-def head_without_norm(submission: Submission, rng: np.random.Generator) -> None:
-    fits(submission, rng, "head-without-norm", "without a norm before the head")
-
-
-@trap(
     catches="in training the attention's output replaces x instead of being added to it",
     severity="critical",
     story="x = attention(norm(x)) without the x before it; the judged model adds it.",

@@ -32,7 +32,6 @@ class Variant:
     neighbouring_columns: bool = True
     norm_by_mean: bool = True
     norm_in_layers: bool = True
-    norm_before_head: bool = True
     attention_added: bool = True
     mlp_added: bool = True
     transposed: bool = False
@@ -49,7 +48,6 @@ VARIANTS: tuple[tuple[str, Variant], ...] = (
     ("heads-interleaved", Variant(neighbouring_columns=False)),
     ("norm-by-sum", Variant(norm_by_mean=False)),
     ("layers-without-norm", Variant(norm_in_layers=False)),
-    ("head-without-norm", Variant(norm_before_head=False)),
     ("attention-not-added", Variant(attention_added=False)),
     ("mlp-not-added", Variant(mlp_added=False)),
     ("projections-transposed", Variant(transposed=True)),
@@ -101,7 +99,7 @@ def _logits(
         moved = hidden @ weights[f"layers.{layer}.down"].T
         x = x + moved if model.mlp_added else moved
     head = weights["embedding" if model.tied else "head"]
-    last: np.ndarray = (_norm(x, model) if model.norm_before_head else x) @ head.T
+    last: np.ndarray = _norm(x, model) @ head.T
     return last
 
 
