@@ -100,7 +100,7 @@ async def grade_answer(
 
     The inputs are secret; with a `seed`, the same answer gets the same quick reward again.
 
-    Raises `ArenaError` where the machine cannot judge: that is no fault of the answer.
+    Raises `ArenaError` where the machine cannot judge: the answer is not at fault.
     """
     return await asyncio.wrap_future(
         _graders().submit(_grade, challenge_id, dict(files), kind, seed, time.perf_counter())

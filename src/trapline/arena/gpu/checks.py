@@ -16,7 +16,7 @@ EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 #: float32, where this does not happen.
 SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
 FLOAT32_EPS = EPS["float32"]
-#: A row that is no multiple of a vector of 16 bytes, and one that is.
+#: Elements that are added to the distance between two rows.
 PADDING = 5
 #: A prime number: rows of any usual length do not repeat soon.
 DRAWN = 4_194_301

@@ -96,7 +96,7 @@ def program(machine: str, gpu: bool = False) -> bytes:
 def _gpu_calls(column: int) -> list[bytes]:
     """The CUDA driver makes a local socket over which its own children could get descriptors.
 
-    Of that kind only, which sends nothing without a connection; and connecting finds nobody.
+    Only sockets of that kind, which cannot send without a connection; connecting always fails.
     """
     code = _when(_SOCKET[column], _allow_if_both(0, _AF_UNIX, 1, _SEQPACKET_CLOEXEC))
     for number in (_BIND, _LISTEN, _ACCEPT4):
