@@ -54,10 +54,22 @@ def noise(
 
 def padded(values: np.ndarray, extra: int = PADDING) -> np.ndarray:
     """The same rows, further apart: between them lie NaN, or the largest integer."""
+    filler = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).max
+    return _apart(values, extra, filler)
+
+
+def spaced(values: np.ndarray, extra: int = PADDING) -> np.ndarray:
+    """The same rows, further apart: between them lie numbers like those of the rows, so that all
+    code that reads them is wrong in the same way, whatever it makes of NaN."""
+    drawn = np.asarray(values).reshape(-1)[::-1]
+    return _apart(values, extra, np.resize(drawn, (*values.shape[:-1], extra)))
+
+
+def _apart(values: np.ndarray, extra: int, filler: Any) -> np.ndarray:
     wide = np.empty((*values.shape[:-1], values.shape[-1] + extra), values.dtype)
     wide = wide.view(type(values))
-    wide[...] = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).max
     wide[..., : values.shape[-1]] = values
+    wide[..., values.shape[-1] :] = filler
     view: np.ndarray = wide[..., : values.shape[-1]]
     return view
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, padded, small_large_small
+from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, small_large_small, spaced
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.gpu.cases import Problem, ask, problem
@@ -202,13 +202,13 @@ def sums_in_half(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="rows are taken to be V apart",
     severity="critical",
-    story="Log-probabilities are a slice of a matrix with a padded vocabulary.",
+    story="Log-probabilities are a slice of a matrix with a spaced vocabulary.",
     mutant=edit("*log_probs.stride()[:2], chunks", "W * V, V, chunks"),
     control=ordinary,
 )
 def row_stride_ignored(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 2, 3, 21)
-    ask(submission, p._replace(log_probs=padded(p.log_probs, 11)))
+    ask(submission, p._replace(log_probs=spaced(p.log_probs, 11)))
 
 
 @trap(

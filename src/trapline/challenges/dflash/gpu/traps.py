@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, padded
+from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, spaced
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.gpu.cases import Sizes, ask, problem
@@ -201,8 +201,8 @@ def large_scores_overflow(submission: Submission, rng: Rng) -> None:
 )
 def strides_confused(submission: Submission, rng: Rng) -> None:
     p = problem(rng, Sizes(B=2, H=2, G=2))
-    ask(submission, p._replace(k=padded(p.k, 8)))
-    ask(submission, p._replace(v=padded(p.v, 16)))
+    ask(submission, p._replace(k=spaced(p.k, 8)))
+    ask(submission, p._replace(v=spaced(p.v, 16)))
 
 
 def exact_in_half(submission: Submission, rng: Rng) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, padded, small_large_small
+from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, small_large_small, spaced
 from trapline.arena.gpu.contract import rounded
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
@@ -217,7 +217,7 @@ def winners_in_one_lane(submission: Submission, rng: Rng) -> None:
     control=ordinary,
 )
 def row_stride_ignored(submission: Submission, rng: Rng) -> None:
-    ask(submission, padded(logits_of(rng, (3, 41)), 23), 4)
+    ask(submission, spaced(logits_of(rng, (3, 41)), 23), 4)
 
 
 @trap(

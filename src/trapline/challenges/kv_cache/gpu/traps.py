@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, padded, small_large_small
+from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, small_large_small, spaced
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.gpu.cases import (
@@ -102,8 +102,8 @@ def table_stride_ignored(submission: Submission, rng: Rng) -> None:
 )
 def pool_strides_confused(submission: Submission, rng: Rng) -> None:
     p = attention_problem(rng, [12, 5])
-    attend(submission, p._replace(v_pages=padded(p.v_pages, 8)))
-    attend(submission, p._replace(k_pages=padded(p.k_pages, 8)))
+    attend(submission, p._replace(v_pages=spaced(p.v_pages, 8)))
+    attend(submission, p._replace(k_pages=spaced(p.k_pages, 8)))
 
 
 @trap(

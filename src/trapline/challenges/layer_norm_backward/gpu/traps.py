@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, padded
+from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, spaced
 from trapline.arena.gpu.contract import rounded
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
@@ -204,7 +204,7 @@ def workspace_not_cleared(submission: Submission, rng: Rng) -> None:
 )
 def row_stride_ignored(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 3, 19)
-    forward(submission, p._replace(x=padded(p.x, 13)))
+    forward(submission, p._replace(x=spaced(p.x, 13)))
 
 
 @trap(
@@ -216,8 +216,8 @@ def row_stride_ignored(submission: Submission, rng: Rng) -> None:
 )
 def strides_confused(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 3, 19)
-    backward(submission, p._replace(x=padded(p.x, 13)))
-    backward(submission, p._replace(dy=padded(p.dy, 5)))
+    backward(submission, p._replace(x=spaced(p.x, 13)))
+    backward(submission, p._replace(dy=spaced(p.dy, 5)))
 
 
 @trap(

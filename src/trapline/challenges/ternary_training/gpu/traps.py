@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, padded, small_large_small
+from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, small_large_small, spaced
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.gpu.cases import Problem, ask, pack, problem
@@ -115,7 +115,7 @@ def bytes_rounded_down(submission: Submission, rng: Rng) -> None:
 )
 def packed_stride_ignored(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 2, 64, 5)
-    ask(submission, p._replace(packed=padded(p.packed, 7)))
+    ask(submission, p._replace(packed=spaced(p.packed, 7)))
 
 
 @trap(
@@ -127,7 +127,7 @@ def packed_stride_ignored(submission: Submission, rng: Rng) -> None:
 )
 def input_stride_ignored(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 4, 40, 3)
-    ask(submission, p._replace(x=padded(p.x, 9)))
+    ask(submission, p._replace(x=spaced(p.x, 9)))
 
 
 @trap(
@@ -142,7 +142,7 @@ def input_stride_ignored(submission: Submission, rng: Rng) -> None:
 )
 def tail_inputs_read(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 3, 122, 4)
-    ask(submission, p._replace(x=padded(p.x, 6)))
+    ask(submission, p._replace(x=spaced(p.x, 6)))
 
 
 @trap(
