@@ -22,6 +22,7 @@ from trapline.arena.process.session import SandboxConfig
 from trapline.arena.profile import CONTROL, FOLDER, FlawPlan, Profile, profile_names, read_profile
 from trapline.arena.record import Level, Record, Track
 from trapline.arena.scope import REFUSALS, WHOLE, Scope
+from trapline.arena.trap_set import TrapSet
 
 Difficulty = Literal["medium", "hard", "extra hard", "research"]
 #: Where a challenge keeps the GPU track's prompt, cases, traps and solutions.
@@ -74,11 +75,17 @@ class ChallengePlan(Record):
 
 
 class Challenge:
-    """One contract: the challenge's own, or the one of its profile of this name."""
+    """One contract: the challenge's own, or the one of its profile of this name.
 
-    def __init__(self, folder: Path, package: str, profile: str = "") -> None:
+    The traps of a private set join the challenge's own.
+    """
+
+    def __init__(
+        self, folder: Path, package: str, profile: str = "", trap_set: Path | None = None
+    ) -> None:
         self.folder = folder
         self.package = package
+        self.trap_set = TrapSet(trap_set) if trap_set else None
         self.profile = read_profile(folder, profile) if profile else None
         self.plan = _read_plan(folder / "challenge.toml")
         if self.profile is not None:
@@ -182,7 +189,20 @@ class Challenge:
         """Of `traps`, or of the modules that it lists as its PARTS, in their order."""
         whole = self.module("traps")
         parts: Sequence[ModuleType] = getattr(whole, "PARTS", (whole,))
-        return [trap for part in parts for trap in collect(part, Trap)]
+        own = [trap for part in parts for trap in collect(part, Trap)]
+        taken = {trap.id for trap in own} | {case.id for case in self._all_cases}
+        for trap in self.private_traps:
+            if trap.id in taken:
+                raise UsageError(
+                    f"the trap set {self.trap_set} has a trap {trap.id!r}, and {self.id} has a "
+                    "check of that name: rename the function"
+                )
+        return [*own, *self.private_traps]
+
+    @cached_property
+    def private_traps(self) -> list[Trap]:
+        """Those of the private set."""
+        return self.trap_set.traps(self.id) if self.trap_set else []
 
     @property
     def slow(self) -> frozenset[str]:
@@ -222,15 +242,22 @@ class Challenge:
 
     @property
     def dictionary_path(self) -> Path:
+        """Where the fault dictionary is written; that of a private set stays in its folder."""
+        if self.trap_set is not None and self.private_traps:
+            return self.trap_set.dictionary_path(self.id)
+        return self._own_dictionary_path
+
+    @property
+    def _own_dictionary_path(self) -> Path:
         return (self._narrowed or self).folder / "fault_dictionary.json"
 
     @cached_property
     def fault_dictionary(self) -> dict[str, frozenset[str]]:
         """Form of a bug → the checks that it fails, by `trapline certify --dictionary`."""
-        path = self.dictionary_path
-        if not path.is_file():
-            return {}
-        fails: dict[str, list[str]] = json.loads(path.read_text())["fails"]
+        fails: dict[str, list[str]] = {}
+        for path in (self._own_dictionary_path, self.dictionary_path):
+            if path.is_file():
+                fails |= json.loads(path.read_text())["fails"]
         return {form: frozenset(checks) for form, checks in fails.items()}
 
     @property
@@ -279,8 +306,10 @@ class Challenge:
     def digest(self) -> str:
         """Identifies everything that can change a verdict, `judge_dependencies` included."""
         own = {str(path.relative_to(self.folder)): path for path in self._own_files()}
-        files = {**own, **judge_dependencies(self.judge_modules)}
-        total = hashlib.sha256()
+        private = self.trap_set if self.private_traps else None
+        judges = [*self.judge_modules, *(private.folder.glob("*.py") if private else ())]
+        files = {**own, **judge_dependencies(judges)}
+        total = hashlib.sha256(private.digest.encode() if private else b"")
         for name, path in sorted(files.items()):
             total.update(f"{name}\0".encode())
             total.update(hashlib.sha256(path.read_bytes()).digest())
@@ -358,11 +387,15 @@ def refuse_unknown_profile(name: str) -> None:
 
 
 @cache
-def load(challenge_id: str, track: Track = "cpu", profile: str = "") -> Challenge:
+def load(
+    challenge_id: str, track: Track = "cpu", profile: str = "", trap_set: Path | None = None
+) -> Challenge:
     """The challenge of this id, or a `UsageError` that names the ones there are."""
     known = load_all(track)
     if challenge_id not in known:
         which = "challenges" if track == "cpu" else "challenges of the gpu track"
         raise UsageError(f"unknown challenge {challenge_id!r}; the {which} are: {', '.join(known)}")
     own = known[challenge_id]
-    return Challenge(own.folder, own.package, profile) if profile else own
+    if not profile and trap_set is None:
+        return own
+    return Challenge(own.folder, own.package, profile, trap_set)

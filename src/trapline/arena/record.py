@@ -92,6 +92,19 @@ class Finding(Record):
     dimension: FindingDimension = "traps"
 
 
+class TrapSetName(Record):
+    """A private trap set that graded a cell beside the challenge's own traps."""
+
+    name: str
+    version: str
+    digest: str
+    #: The ids of its traps for this challenge.
+    traps: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
 class Dimension(Record):
     """0–100, or None with the reason why it was not measured."""
 
@@ -162,6 +175,8 @@ class Cell(Record):
     flaw: FlawOutcome = ""
     submission_digest: str
     challenge_digest: str
+    #: The private traps that were asked too.
+    trap_set: TrapSetName | None = None
     seed: int
     #: A full grade (long training, more mutants) or a quick one.
     full: bool = False

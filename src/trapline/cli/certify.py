@@ -1,7 +1,6 @@
 """`trapline certify`: checks that the traps themselves work."""
 
 import json
-import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -22,11 +21,13 @@ from trapline.arena.certify.red_team import find_corpus, markdown, read_corpus, 
 from trapline.arena.challenge import Challenge, load, load_all, refuse_unknown_profile
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.gpu.opening import why_not_gradable
+from trapline.arena.judge.draws import public_seed
 from trapline.arena.profile import profile_names
 from trapline.arena.record import Level, Track
 from trapline.arena.runs.run import choose_level
 from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.isolation import Isolation, Required
+from trapline.cli.trap_sets import read_trap_set
 
 EXAMPLE = "trapline certify --challenge layer_norm_backward"
 #: At least this share of the mechanical mutants that are not equivalent must be killed.
@@ -57,6 +58,10 @@ def certify(
         int, typer.Option(min=0, help="With --diagnosis: pairs of bugs a challenge.")
     ] = 25,
     track: Annotated[Track, typer.Option(help="gpu: the challenges of the GPU track.")] = "cpu",
+    traps: Annotated[
+        Path | None,
+        typer.Option(help="Certify the challenges of this private trap set, its traps included."),
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the results to this Markdown file.")
     ] = None,
@@ -72,15 +77,17 @@ def certify(
     Exit code 0: right answers pass, every trap kills its mutant, controls fail.
     Exit code 4: something of this does not hold; the output names it.
     """
-    if red_team and (challenge or mechanical):
-        raise UsageError("--red-team runs the whole red team: remove --challenge and --mechanical")
+    if red_team and (challenge or mechanical or traps):
+        raise UsageError(
+            "--red-team runs the whole red team: remove --challenge, --mechanical and --traps"
+        )
     if write is not None:
         output_paths.file(write, "the kill matrix")
     level = choose_level(required, isolation)
     if red_team:
         _certify_by_attack(level, write, seed, as_json)
         return
-    chosen = _chosen(challenge or [], profile, track)
+    chosen = _chosen(challenge or [], profile, track, traps)
     if dictionary:
         _write_dictionaries(chosen, seed or 0)
         return
@@ -99,8 +106,13 @@ def certify(
         raise typer.Exit(NOT_HELD)
 
 
-def _chosen(names: list[str], profile: str | None, track: Track) -> list[Challenge]:
+def _chosen(
+    names: list[str], profile: str | None, track: Track, traps: Path | None
+) -> list[Challenge]:
     """The named challenges or all of them, under their own contract or a profile's."""
+    if traps is not None:
+        private = read_trap_set(traps, names, profile, track)
+        return [load(name, trap_set=private.folder) for name in names or private.challenges]
     if track == "gpu" and (reason := why_not_gradable()):
         raise MissingError(reason)
     if profile is None:
@@ -147,7 +159,7 @@ def _certify_diagnosis(
     certificates = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for challenge in chosen:
-            drawn = secrets.randbits(32) if seed is None else seed
+            drawn = public_seed(seed)
             total = 1 + len(challenge.alternates) + len(challenge.traps) + pairs
             task = progress.add_task(challenge.id, total=total)
             with DiagnosisCertifier(challenge, drawn) as certifier:

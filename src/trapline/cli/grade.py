@@ -4,6 +4,8 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trapline.arena.challenge import Challenge, load, refuse_unknown_profile
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
+from trapline.arena.judge.draws import is_held_out
 from trapline.arena.judge.request import GradeRequest
-from trapline.arena.record import Cell
+from trapline.arena.record import Cell, Track
 from trapline.arena.report.formats import duration
 from trapline.arena.runs.cluster import Cluster
 from trapline.arena.runs.executor import Executor, LocalExecutor
@@ -25,6 +28,7 @@ from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
 from trapline.cli.isolation import Isolation, Required
 from trapline.cli.matrix import matrix
+from trapline.cli.trap_sets import read_trap_set
 
 EXAMPLE = "trapline grade field --challenge kv_cache"
 #: How many reasons the terminal shows.
@@ -81,6 +85,14 @@ def grade(
             show_default=False,
         ),
     ] = None,
+    traps: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a private trap set; implies --held-out.", show_default=False),
+    ] = None,
+    held_out: Annotated[
+        bool,
+        typer.Option(help="Draw situations that no training environment and no other run draws."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade every answer of a field and print the matrix.
@@ -95,17 +107,23 @@ def grade(
     if profile:
         refuse_unknown_profile(profile)
     entries = find_entries(field, challenge or [], gold, profile, track)
+    if traps is not None:
+        entries = _with_traps(entries, traps, executor, track)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
         jobs = 1 if track == "gpu" else jobs  # one answer at a time has the GPU
         place = Cluster(address or "auto", jobs) if executor == "ray" else LocalExecutor(jobs)
         options = Options(
-            place.level(required, isolation), full, jobs, only_this_level=isolation is not None
+            place.level(required, isolation),
+            full,
+            jobs,
+            only_this_level=isolation is not None,
+            held_out=held_out or traps is not None,
         )
         refuse_other_machines(store, track)
         _grade_all(entries, store, options, place)
         cells = _asked_for(entries, store)
         if judge is not None:
-            _judge_all(judge, cells, store)
+            _judge_all(judge, cells, store, traps)
             cells = _asked_for(entries, store)
         if as_json:
             print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
@@ -113,6 +131,8 @@ def grade(
             console = Console()
             console.print(matrix(cells, console.width))
             print(f"run: {store.where}")
+            for private in sorted({str(cell.trap_set) for cell in cells if cell.trap_set}):
+                print(f"private traps: {private}, on held-out situations")
             _tell_unmeasured(cells)
     if len(cells) < len(entries) or any(cell.score is None for cell in cells):
         raise typer.Exit(INCOMPLETE)
@@ -143,18 +163,36 @@ def _tell_unmeasured(cells: list[Cell]) -> None:
         _note(f"{len(reasons) - MOST_REASONS} more were not measured")
 
 
-def _judge_of(cell: Cell) -> Challenge:
-    return load(cell.challenge, cell.track, cell.profile)
+def _judge_of(cell: Cell, traps: Path | None = None) -> Challenge:
+    return load(cell.challenge, cell.track, cell.profile, traps)
+
+
+def _with_traps(
+    entries: list[GradeRequest], traps: Path, executor: str, track: Track
+) -> list[GradeRequest]:
+    """The entries, to be graded with the traps of a private set too."""
+    if executor == "ray":
+        raise UsageError("--traps grades on this machine: leave out --executor ray")
+    profiles = {entry.profile for entry in entries} - {""}
+    graded = list(dict.fromkeys(entry.challenge for entry in entries))
+    private = read_trap_set(traps, [], next(iter(profiles), None), track)
+    private.refuse_retired()
+    if not set(graded) & set(private.challenges):
+        raise UsageError(
+            f"the trap set {private} has traps for {', '.join(private.challenges)}, and the "
+            f"answers are to {', '.join(graded)}"
+        )
+    return [replace(entry, trap_set=private.folder) for entry in entries]
 
 
 def _note(text: str) -> None:
     Console(stderr=True).print(f"trapline: {text}", markup=False, highlight=False)
 
 
-def _judge_all(judge: Judge, cells: list[Cell], store: Store) -> None:
+def _judge_all(judge: Judge, cells: list[Cell], store: Store, traps: Path | None) -> None:
     """Judges the analyses; a failed judgement leaves the grade and is reported."""
     silent = []
-    for bundle in judge_cells(judge, cells, _judge_of, store.bundle):
+    for bundle in judge_cells(judge, cells, partial(_judge_of, traps=traps), store.bundle):
         store.save(bundle)
         if bundle.cell.dimensions["analysis"].score is None:
             silent.append(bundle.cell.dimensions["analysis"].reason)
@@ -214,6 +252,8 @@ def _brief(cell: Cell) -> dict[str, object]:
         "isolation": cell.isolation,
         "reason": cell.reason,
         "bundle": cell.bundle,
+        "trap_set": str(cell.trap_set) if cell.trap_set else "",
+        "held_out": is_held_out(cell.seed),
         "dimensions": {name: dimension.score for name, dimension in cell.dimensions.items()},
         "flaw": cell.flaw,
         "findings": [

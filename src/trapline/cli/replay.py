@@ -30,10 +30,13 @@ def replay(
         str | None,
         typer.Option(help="Folder or postgresql:// URL of the run that holds the bundle."),
     ] = None,
+    traps: Annotated[
+        Path | None, typer.Option(help="The private trap set that graded it, retired or not.")
+    ] = None,
 ) -> None:
     """Grade an evidence bundle again; exit code 4 when it was changed or the verdicts differ."""
     try:
-        result = grade_again(read_evidence(bundle, run), choose_level())
+        result = grade_again(read_evidence(bundle, run), choose_level(), traps)
     except (UsageError, MissingError, InterruptedRunError):
         raise
     except ArenaError as error:

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from trapline.arena.judge.draws import draw_seed
+from trapline.arena.record import TrapSetName
 from trapline.arena.report.findings import opening
 from trapline.arena.report.markdown import documents
 from trapline.arena.report.runview import RunView
@@ -74,3 +76,28 @@ def test_same_cells_in_two_harnesses_without_a_visible_difference(wild, told):
     cells = [cell.model_copy(update={"model": "one"}) for cell in wild.cells]
     page = Site(RunView(cells=cells), told=told).render("standings.html")
     assert "full and plain cannot be told apart over 2 cells" in page
+
+
+def test_every_page_says_which_traps_graded(make_run, told):
+    run = make_run(["heron", "otter"], ["rows"])
+    private = TrapSetName(name="acme", version="2026.1", digest="ab" * 32, traps=["only-64"])
+    release = {"trapline": "0.2.0"}
+    cells = [cell.model_copy(update={"versions": release}) for cell in run.cells]
+    public = Site(RunView(cells=cells), told=told).render("standings.html")
+    assert "Traps: those of Trapline 0.2.0; public draws." in public
+    hidden = [
+        cell.model_copy(update={"trap_set": private, "seed": draw_seed(held_out=True)})
+        for cell in cells
+    ]
+    view = RunView(cells=hidden)
+    private_set = "the private set acme 2026.1 (abababababab)"
+    sentence = f"Traps: those of Trapline 0.2.0, {private_set}; held-out draws."
+    made = Site(view, told=told)
+    assert all(sentence in made.render(path) for path in made.pages if path.endswith(".html"))
+    assert sentence in documents(view, told)["comprehensive.md"]
+
+
+def test_draws_of_both_halves_are_both_named(make_run, told):
+    first, second = make_run(["heron", "otter"], ["rows"]).cells
+    view = RunView(cells=[first, second.model_copy(update={"seed": draw_seed(held_out=True)})])
+    assert "held-out and public draws." in Site(view, told=told).render("index.html")

@@ -2,7 +2,7 @@
 
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -93,11 +93,12 @@ class Certifier:
             ]
         return subjects
 
-    def _right(self, folder: Path) -> Outcome:
+    def _right(self, folder: Path, checks: Sequence[Case | Trap] = ()) -> Outcome:
+        """A right answer passes these checks; none given: all."""
         with open_submission(self.challenge, folder, self.level) as submission:
             failed = [
                 result
-                for result in run_checks(self.checks, submission, self.seed)
+                for result in run_checks(checks or self.checks, submission, self.seed)
                 if result.state == "fail"
             ]
         return Outcome(
@@ -107,6 +108,15 @@ class Certifier:
             message="; ".join(result.message for result in failed)[:2000],
             problem="a right answer was called wrong" if failed else "",
         )
+
+    def private_traps(self) -> Iterator[Outcome]:
+        """Every right answer on the private traps alone, then each of their mutants."""
+        traps = self.challenge.private_traps
+        for folder in (self.challenge.solution, *self.challenge.alternates):
+            yield self._right(folder, traps)
+        for trap in traps:
+            for form in trap.forms:
+                yield self._named(trap, form)
 
     def right_on_cases(self) -> Outcome:
         """The gold solution on the contract cases alone: can this machine judge?"""

@@ -1,12 +1,12 @@
 """One answer graded outside a run, for Harbor's verifier, Inspect's scorer and environments."""
 
 import math
-import secrets
 import threading
 from functools import cache
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge, load
+from trapline.arena.judge.draws import public_seed
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, Level
@@ -35,7 +35,7 @@ def grade_folder(
         1,
         folder,
         level=level,
-        seed=secrets.randbits(32) if seed is None else seed,
+        seed=public_seed(seed),
         full=full,
         checks_only=checks_only,
     )

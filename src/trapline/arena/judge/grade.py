@@ -438,6 +438,7 @@ def _bundle(
         flaw=verdict.flaw,
         submission_digest=intake.digest,
         challenge_digest=challenge.digest,
+        trap_set=challenge.trap_set.name(challenge.id) if challenge.trap_set else None,
         seed=request.seed,
         full=request.full,
         versions=versions() | (machine_facts() if challenge.track == "gpu" else {}),

@@ -85,8 +85,7 @@ class MutantHost:
 
     def _ask(self, subject: str | dict[str, str], check: str, again: bool = False) -> Run:
         process = self._running()
-        where = self.challenge.folder, self.challenge.package, self.challenge.profile_name
-        request = (where, subject, check, self.seed, self.full, again)
+        request = (_where(self.challenge), subject, check, self.seed, self.full, again)
         assert process.stdin is not None
         assert process.stdout is not None
         _write(process.stdin, request)
@@ -124,6 +123,12 @@ class MutantHost:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _where(challenge: Challenge) -> tuple[Path, str, str, Path | None]:
+    """What the other process makes the same challenge from."""
+    private = challenge.trap_set.folder if challenge.trap_set else None
+    return challenge.folder, challenge.package, challenge.profile_name, private
 
 
 def _write(stream: IO[bytes], value: Any) -> None:
@@ -175,8 +180,8 @@ class _Server:
 
     @staticmethod
     @cache
-    def challenge(folder: Path, package: str, profile: str) -> Challenge:
-        return Challenge(folder, package, profile)
+    def challenge(folder: Path, package: str, profile: str, trap_set: Path | None) -> Challenge:
+        return Challenge(folder, package, profile, trap_set)
 
     def serve(self) -> None:
         requests, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -191,7 +196,7 @@ class _Server:
 
     def run(
         self,
-        where: tuple[Path, str, str],
+        where: tuple[Path, str, str, Path | None],
         subject: str | dict[str, str],
         check_id: str,
         seed: int,

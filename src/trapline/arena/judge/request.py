@@ -37,6 +37,8 @@ class GradeRequest:
     #: where a reward must come in seconds; such a cell does not belong in a run.
     checks_only: bool = False
     track: Track = "cpu"
+    #: The folder of a private trap set.
+    trap_set: Path | None = None
     #: The submission's bytes; read from `folder` when None.
     intake: Intake | None = None
 

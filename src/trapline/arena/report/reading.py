@@ -6,6 +6,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
+from trapline.arena.judge.draws import is_held_out
 from trapline.arena.record import DIMENSIONS, Cell, Finding
 from trapline.arena.report import findings
 from trapline.arena.report.catalog import ChallengeInfo, describe
@@ -181,6 +182,22 @@ class Reading:
         return "No language model took part in the grading."
 
     @cached_property
+    def graded_by(self) -> str:
+        """Which traps graded, and on which half of the situations; empty where nothing ran."""
+        cells = [cell for cell in self.run.cells if cell.traps and cell.score is not None]
+        if not cells:
+            return ""
+        releases = sorted({cell.versions.get("trapline", "") for cell in cells} - {""})
+        private = {
+            f"the private set {one} ({one.digest[:12]})"
+            for cell in cells
+            if (one := cell.trap_set) is not None
+        }
+        own = f"those of Trapline {' and '.join(releases)}".rstrip()
+        draws = {"held-out" if is_held_out(cell.seed) else "public" for cell in cells}
+        return f"Traps: {', '.join([own, *sorted(private)])}; {' and '.join(sorted(draws))} draws."
+
+    @cached_property
     def shared(self) -> dict[str, Any]:
         """Values for the frame of every page."""
         started = [cell.started for cell in self.run.cells]
@@ -189,6 +206,7 @@ class Reading:
             "run_date": f"{max(started):%Y-%m-%d}" if started and self.executed else "",
             "isolation": self.isolation,
             "judges": self.judged_by,
+            "graded_by": self.graded_by,
             "field": self.field,
         }
 

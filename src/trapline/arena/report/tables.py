@@ -15,7 +15,7 @@ COLUMNS = (
     "entrant", "challenge", "track", "attempt", "harness", "model", "state", "score", "letter",
     *DIMENSIONS,
     "traps_set", "traps_fallen", "fallen", "flaw", "isolation", "full", "seed", "seconds",
-    "started", "submission_digest", "challenge_digest", "bundle", "reason",
+    "started", "submission_digest", "challenge_digest", "trap_set", "bundle", "reason",
 )  # fmt: skip
 
 
@@ -32,6 +32,7 @@ def row(cell: Cell) -> dict[str, Any]:
         "traps_fallen": len(cell.fallen()),
         "fallen": " ".join(cell.fallen()),
         "started": cell.started.isoformat(),
+        "trap_set": str(cell.trap_set) if cell.trap_set else "",
     }
     return {name: flat[name] for name in COLUMNS}
 

@@ -31,11 +31,18 @@ class Replay(Record):
         }
 
 
-def replay(bundle: Bundle, level: Level) -> Replay:
+def replay(bundle: Bundle, level: Level, trap_set: Path | None = None) -> Replay:
     before = bundle.cell
-    challenge = load(before.challenge, before.track, before.profile)
+    if before.trap_set is not None and trap_set is None:
+        raise UsageError(
+            f"private traps ({before.trap_set}) graded this bundle: give their folder with --traps"
+        )
+    challenge = load(before.challenge, before.track, before.profile, trap_set)
     if challenge.digest != before.challenge_digest:
-        raise UsageError(f"{before.challenge} has changed since this bundle was made")
+        changed = (
+            f"{before.challenge} has" if trap_set is None else "the challenge or its traps have"
+        )
+        raise UsageError(f"{changed} changed since this bundle was made")
     request = GradeRequest(
         before.entrant,
         before.challenge,
@@ -48,6 +55,7 @@ def replay(bundle: Bundle, level: Level) -> Replay:
         level=level,
         seed=before.seed,
         full=before.full,
+        track=before.track,
         intake=from_texts(bundle.files, bundle.binary_files),
     )
     after = grade(request, challenge).cell

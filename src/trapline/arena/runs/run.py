@@ -2,7 +2,6 @@
 
 import hashlib
 import platform
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ from trapline.arena.certify.certify import Certifier, Subject
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError, InterruptedRunError, UsageError
 from trapline.arena.gpu.opening import machine_facts, why_not_gradable
+from trapline.arena.judge.draws import draw_seed, is_held_out
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell, Level, Track
 from trapline.arena.runs.executor import Executor, LocalExecutor, choose_level, run_all
@@ -43,6 +43,8 @@ class Options:
     workers: int | None = None
     #: Grades cells again that were graded at another level.
     only_this_level: bool = False
+    #: Draws the situations from the half of the seeds that nothing else draws from.
+    held_out: bool = False
 
 
 def grade_field(
@@ -54,19 +56,38 @@ def grade_field(
 ) -> Iterator[Cell]:
     """Yields each cell as it is saved. Skips cells that are up to date; waits for cells that
     another grader has claimed, and takes them over when that grader dies."""
-    seed = int(store.agree("seed", secrets.randbits(32)))
+    seed = _agreed_seed(store, options)
     known = {cell.key: cell for cell in store.cells()}
     outdated = [e for e in entries if not _is_done(e, known.get(e.key), store, options)]
     store.plan(entry.key for entry in outdated)
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
         if place.is_local:
             # Checks this machine once for each challenge, and notes it in the store.
-            judges = {(entry.challenge, entry.track, entry.profile) for entry in outdated}
-            for key in sorted(judges):
-                _check_once(load(*key), options.level, store)
+            judges = {_judge(entry).digest: _judge(entry) for entry in outdated}
+            for challenge in sorted(judges.values(), key=lambda judge: judge.full_id):
+                _check_once(challenge, options.level, store)
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=_call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
+
+
+def _judge(entry: GradeRequest) -> Challenge:
+    return load(entry.challenge, entry.track, entry.profile, entry.trap_set)
+
+
+def _agreed_seed(store: Store, options: Options) -> int:
+    """The seed of all grades in this run, of the half that was asked for."""
+    seed = int(store.agree("seed", draw_seed(held_out=options.held_out)))
+    if is_held_out(seed) != options.held_out:
+        theirs, fix = (
+            ("held-out", "add --held-out")
+            if is_held_out(seed)
+            else ("public", "leave out --held-out and --traps")
+        )
+        raise UsageError(
+            f"{store.where} is graded on {theirs} situations: {fix}, or choose another --out"
+        )
+    return seed
 
 
 def refuse_other_machines(store: Store, track: Track) -> None:
@@ -95,11 +116,12 @@ def _check_once(challenge: Challenge, level: Level, store: Store) -> None:
     fact = f"{challenge.digest} {level}"
     if checked.get(name) != fact:
         check_machine(challenge, level)
+        refuse_bad_traps(challenge, level)
         store.set_meta(**{machine: {**checked, name: fact}})
 
 
 def _call_seconds(entry: GradeRequest) -> float:
-    return load(entry.challenge, entry.track, entry.profile).plan.limits.call_seconds
+    return _judge(entry).plan.limits.call_seconds
 
 
 def _grade_rounds(jobs: list[GradeRequest], work: "_Grader") -> Iterator[Cell]:
@@ -129,7 +151,7 @@ class _Grader:
         self.on_step, self.executor = on_step, executor
 
     def __call__(self, entry: GradeRequest) -> Cell | None:
-        challenge = load(entry.challenge, entry.track, entry.profile)
+        challenge = _judge(entry)
         with self.executor.slot(alone=challenge.measures_time) as slot:
             if not self._claim(entry):
                 return None
@@ -161,7 +183,7 @@ def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Opti
         and cell.profile == entry.profile
         and cell.full == options.full
         and (cell.isolation == options.level or not options.only_this_level)
-        and cell.challenge_digest == load(entry.challenge, entry.track, entry.profile).digest
+        and cell.challenge_digest == _judge(entry).digest
         and cell.submission_digest == entry.read().digest
         and cell.origin == entry.origin
         and store.has_bundle(cell.bundle)
@@ -187,6 +209,24 @@ def check_machine(challenge: Challenge, level: Level) -> None:
                 f"this machine cannot grade {challenge.id}: {finding.problem} "
                 f"({finding.subject}: {finding.fell_to} {finding.message})"
             )
+
+
+def refuse_bad_traps(challenge: Challenge, level: Level) -> None:
+    """A `UsageError` unless the private traps pass right answers and kill their mutants."""
+    try:
+        for finding in Certifier(challenge, level).private_traps():
+            if finding.problem:
+                what = f"{finding.subject}: {finding.fell_to} {finding.message}".rstrip(" :")
+                raise UsageError(
+                    f"the trap set {challenge.trap_set} cannot grade {challenge.id}: "
+                    f"{finding.problem} ({what})"
+                )
+    except UsageError:
+        raise
+    except ArenaError as error:
+        raise UsageError(
+            f"the trap set {challenge.trap_set} cannot grade {challenge.id}: {error}"
+        ) from None
 
 
 @contextmanager

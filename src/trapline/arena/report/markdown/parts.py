@@ -24,7 +24,7 @@ def summary(reading: Reading) -> list[str]:
     isolation = f"Isolation: {reading.isolation}."
     if red_team:
         isolation += f" Red team: {red_team[2]}."
-    return [*lines, "", text(isolation)]
+    return [*lines, "", text(f"{isolation} {reading.graded_by}".rstrip())]
 
 
 def rubric_table() -> list[str]:

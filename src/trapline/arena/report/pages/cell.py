@@ -4,6 +4,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from trapline.arena.judge.draws import is_held_out
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, Origin
 from trapline.arena.report import evidence, findings, source
 from trapline.arena.report.field import WORDS, Column, letter_class, word
@@ -30,6 +31,7 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
     return {
         "title": f"{cell.entrant}: {challenge.title}",
         "cell": cell,
+        "held_out": is_held_out(cell.seed),
         "challenge": challenge,
         "siblings": square.attempts,
         "cost": total_cost([cell]),
