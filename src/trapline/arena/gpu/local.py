@@ -16,11 +16,9 @@ from trapline.arena.gpu.contract import Entry
 from trapline.arena.gpu.judge import Buffers, LocalJudge
 from trapline.arena.gpu.memory import MemoryFault, device_here
 from trapline.arena.gpu.rig import GpuSubmission, Placed, Rig
+from trapline.arena.gpu.runner import CudaContextError
 from trapline.arena.process import local
 from trapline.arena.process.session import SandboxConfig
-
-#: A CUDA context in which a kernel has failed answers nothing more; its process must end.
-BROKEN_CONTEXT = 42
 
 
 class LocalGpuSubmission(GpuSubmission):
@@ -67,7 +65,7 @@ class LocalGpuSubmission(GpuSubmission):
         except local.TooLongError:
             raise SubmissionDied(f"no answer within {self.config.call_seconds:g} s") from None
         except BaseException as error:  # ours, but a bug was put into it
-            self._end_if_broken()
+            self._refuse_if_broken(error)
             bases = tuple(kind.__name__ for kind in type(error).__mro__)
             raise SubmissionRaised(bases[0], bases, str(error)[:2000]) from None
         return {"returned": "" if returned is None else type(returned).__name__}
@@ -81,8 +79,11 @@ class LocalGpuSubmission(GpuSubmission):
         shape, strides = node["shape"], node["strides"]
         return tensors.tensor(torch, address, shape, strides, node["dtype"], self.rig.device)
 
-    def _end_if_broken(self) -> None:
+    def _refuse_if_broken(self, error: BaseException) -> None:
+        """Says what the runner of a submission says: the context explains everything after it."""
         try:
             self._buffers.drain()
-        except MemoryFault:
-            os._exit(BROKEN_CONTEXT)
+        except MemoryFault as fault:
+            message = f"{fault} (then {type(error).__name__}: {error})"[:2000]
+            kind = CudaContextError.__name__
+            raise SubmissionRaised(kind, (kind,), message) from None

@@ -65,16 +65,20 @@ def make_ring(
 ) -> Ring:
     """The ring of one shape, with at least so many slots."""
     first = timed.make(rng)
-    size = sum(value.nbytes for value in first if isinstance(value, np.ndarray))
-    wanted = math.ceil(RING_OVER_CACHE * rig.judge.facts["l2"] / max(1, size))
-    count = min(MOST_SLOTS, max(least, wanted))
     slots = []
-    for number in range(count):
+    for number in range(slots_of(first, rig.judge.facts["l2"], least)):
         made = first if not number else _varied(first, timed, rng)
         call = Call(rig, entries[timed.entry], made)
         call.write_inputs()
         slots.append(call)
     return Ring(rig, timed, slots)
+
+
+def slots_of(args: tuple[Any, ...], l2: int, least: int = LEAST_SLOTS) -> int:
+    """How many inputs of this size the ring holds beside a second-level cache of `l2` bytes."""
+    size = sum(value.nbytes for value in args if isinstance(value, np.ndarray))
+    wanted = math.ceil(RING_OVER_CACHE * l2 / max(1, size))
+    return min(MOST_SLOTS, max(least, wanted))
 
 
 def _varied(first: tuple[Any, ...], timed: Timed, rng: np.random.Generator) -> tuple[Any, ...]:

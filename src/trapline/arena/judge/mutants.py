@@ -22,6 +22,8 @@ from typing import IO, Any
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
 from trapline.arena.gpu.contract import entries
+from trapline.arena.gpu.memory import MemoryFault
+from trapline.arena.gpu.rig import Rig
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import Opaque
 from trapline.arena.judge.traps import Case, Trap
@@ -44,6 +46,8 @@ class Run:
     failed: bool
     message: str
     transcript: Transcript
+    #: The process ends after this answer: a GPU context in which a kernel failed is of no use.
+    last: bool = False
 
 
 HUNG = Run(True, "no answer", Transcript())
@@ -99,6 +103,8 @@ class MutantHost:
         if isinstance(run, str):
             raise ArenaError(run)
         assert isinstance(run, Run)
+        if run.last:
+            self.close()
         return run
 
     def _running(self) -> "subprocess.Popen[bytes]":
@@ -176,6 +182,8 @@ class _Server:
 
     def __init__(self) -> None:
         self.loaded: dict[str, Submission] = {}
+        #: Buffers of GPU subjects: some checks need gigabytes, which all subjects can share.
+        self.rig: Rig | None = None
         self.folders = ExitStack()
 
     @staticmethod
@@ -216,7 +224,17 @@ class _Server:
                 return Run(True, f"cannot be imported: {error}", Transcript())
         submission = self.loaded[key]
         result = run_check(check, submission, seed)
-        return Run(result.state == "fail", result.message, sendable(submission.transcript))
+        said = sendable(submission.transcript)
+        return Run(result.state == "fail", result.message, said, self.is_broken())
+
+    def is_broken(self) -> bool:
+        """A kernel has failed: the GPU context of this process answers nothing more."""
+        try:
+            if self.rig is not None:
+                self.rig.judge.ask("drain")
+        except MemoryFault:
+            return True
+        return False
 
     def load(self, challenge: Challenge, subject: str | dict[str, str], full: bool) -> Submission:
         folder = Path(self.folders.enter_context(TemporaryDirectory(prefix="trapline-")))
@@ -227,7 +245,9 @@ class _Server:
             from trapline.arena.gpu.local import LocalGpuSubmission  # imports torch
 
             contract = entries(challenge.module("cases"))
-            return LocalGpuSubmission(folder, config, contract, full=full)
+            submission = LocalGpuSubmission(folder, config, contract, self.rig, full=full)
+            self.rig = submission.rig
+            return submission
         return LocalSubmission(folder, config, full=full)
 
 
