@@ -1,6 +1,7 @@
 """`trapline certify`: checks that the traps themselves work."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from trapline.arena.challenge import Challenge, load, load_all, refuse_unknown_p
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.gpu.opening import why_not_gradable
 from trapline.arena.judge.draws import public_seed
+from trapline.arena.process.sandbox import probe
 from trapline.arena.profile import profile_names
 from trapline.arena.record import Level, Track
 from trapline.arena.runs.run import choose_level
@@ -32,6 +34,8 @@ from trapline.cli.trap_sets import read_trap_set
 EXAMPLE = "trapline certify --challenge layer_norm_backward"
 #: At least this share of the mechanical mutants that are not equivalent must be killed.
 MECHANICAL_GOAL = 0.9
+#: So many of them a challenge go through the diagnosis.
+MECHANICAL_SAMPLE = 40
 
 
 def certify(
@@ -92,9 +96,10 @@ def certify(
         _write_dictionaries(chosen, seed or 0)
         return
     if diagnosis:
-        _certify_diagnosis(chosen, seed, pairs, as_json)
+        _certify_diagnosis(chosen, seed, pairs, MECHANICAL_SAMPLE if mechanical else 0, as_json)
         return
-    certificates = [_certify(one, level, seed, mechanical) for one in chosen]
+    levels = probe() if isolation is None else (level,)
+    certificates = [_certify(one, level, levels, seed, mechanical) for one in chosen]
     if write is not None:
         write.write_text(kill_matrix(certificates))
     if as_json:
@@ -153,18 +158,18 @@ def _write_dictionaries(chosen: list[Challenge], seed: int) -> None:
 
 
 def _certify_diagnosis(
-    chosen: list[Challenge], seed: int | None, pairs: int, as_json: bool
+    chosen: list[Challenge], seed: int | None, pairs: int, mechanical: int, as_json: bool
 ) -> None:
     """Every named bug must lead with its own finding, and right answers have none."""
     certificates = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for challenge in chosen:
             drawn = public_seed(seed)
-            total = 1 + len(challenge.alternates) + len(challenge.traps) + pairs
-            task = progress.add_task(challenge.id, total=total)
             with DiagnosisCertifier(challenge, drawn) as certifier:
+                subjects = list(certifier.subjects(pairs, mechanical))
+                task = progress.add_task(challenge.id, total=len(subjects))
                 certificates.append(
-                    certifier.certify(pairs, lambda _, task=task: progress.advance(task))  # type: ignore[misc]
+                    certifier.certify(subjects, lambda _, task=task: progress.advance(task))  # type: ignore[misc]
                 )
             if not as_json:
                 _print_diagnosis(certificates[-1])
@@ -185,8 +190,14 @@ def _print_diagnosis(certificate: DiagnosisCertificate) -> None:
             print(f"  {diagnosed.subject}: {found or 'no finding'}")
 
 
-def _certify(challenge: Challenge, level: Level, seed: int | None, mechanical: bool) -> Certificate:
-    certifier = Certifier(challenge, level, seed)
+def _certify(
+    challenge: Challenge,
+    level: Level,
+    levels: Sequence[Level],
+    seed: int | None,
+    mechanical: bool,
+) -> Certificate:
+    certifier = Certifier(challenge, level, seed, levels if challenge.track == "cpu" else ())
     with Progress(console=Console(stderr=True), transient=True) as progress:
         total = len(certifier.subjects(mechanical))
         task = progress.add_task(challenge.id, total=total)

@@ -6,6 +6,7 @@ import pytest
 
 from trapline.arena.certify.certify import Certifier
 from trapline.arena.errors import ArenaError
+from trapline.arena.judge import own_tests
 from trapline.arena.judge.traps import edit
 
 
@@ -20,6 +21,26 @@ def test_sorting_challenge_holds(certifier):
     assert len(certificate.of("right")) == 3
     assert len(certificate.of("named")) == 5
     assert all(finding.fell_to for finding in certificate.of("control"))
+
+
+def test_gold_is_graded_at_each_level_with_its_own_tests(sorting, level, monkeypatch):
+    """Own tests that cannot run at one level are a problem there, and nowhere else."""
+    start = own_tests.OwnTests.__init__
+
+    def fails_in_a_plain_process(self, folder, level, *rest):
+        start(self, folder, level, *rest)
+        if level == "process":
+            self.run = lambda *_, **__: {"passed": 0, "failed": 1, "code": 2, "first": "no /tmp"}
+
+    monkeypatch.setattr(own_tests.OwnTests, "__init__", fails_in_a_plain_process)
+    own_tests.why_no_tests.cache_clear()
+    certifier = Certifier(sorting, level, seed=5, levels=[level, "process"])
+    graded = [s() for s in certifier.subjects(mechanical=False) if s.func.__name__ == "_dimensions"]
+    own_tests.why_no_tests.cache_clear()
+    assert {outcome.subject: outcome.fell_to for outcome in graded} == {
+        f"solution at isolation {level}": "",
+        "solution at isolation process": "tests",
+    }
 
 
 @pytest.fixture

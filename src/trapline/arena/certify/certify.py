@@ -56,8 +56,16 @@ Subject = Callable[[], Outcome]
 
 
 class Certifier:
-    def __init__(self, challenge: Challenge, level: Level, seed: int | None = None) -> None:
-        self.challenge, self.level = challenge, level
+    """`levels` are those at which the gold solution is graded; the rest runs at `level`."""
+
+    def __init__(
+        self,
+        challenge: Challenge,
+        level: Level,
+        seed: int | None = None,
+        levels: Sequence[Level] = (),
+    ) -> None:
+        self.challenge, self.level, self.levels = challenge, level, levels or (level,)
         self.seed = secrets.randbits(32) if seed is None else seed
         self.checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
         # Most mechanical mutants fall to any check, so what takes seconds comes last for them.
@@ -80,7 +88,7 @@ class Certifier:
         """Everything to be examined, slow right answers first."""
         folders = [self.challenge.solution, *self.challenge.alternates]
         subjects: list[Subject] = [partial(self._right, folder) for folder in folders]
-        subjects.append(self._dimensions)
+        subjects += [partial(self._dimensions, level) for level in self.levels]
         subjects += [partial(self.control, name) for name in controls.NAMES]
         subjects += [
             partial(self._named, trap, form) for trap in self.challenge.traps for form in trap.forms
@@ -144,7 +152,7 @@ class Certifier:
             problem="the own tests of a right answer fail" if failed else "",
         )
 
-    def _dimensions(self) -> Outcome:
+    def _dimensions(self, level: Level) -> Outcome:
         """The gold solution, graded as any submission: each dimension is measured and above 0.
 
         The control answer of a profile scores 100.
@@ -155,7 +163,7 @@ class Certifier:
             1,
             self.challenge.control,
             profile=self.challenge.profile_name,
-            level=self.level,
+            level=level,
             seed=self.seed,
             track=self.challenge.track,
         )
@@ -171,7 +179,7 @@ class Certifier:
             holds = holds and cell.score == 100.0
         return Outcome(
             kind="dimensions",
-            subject="solution",
+            subject=f"solution at isolation {level}",
             fell_to=", ".join(bad),
             message="; ".join(bad.values()) or f"{cell.reason} (score {cell.score})",
             problem="" if holds else "a right answer does not get the score that it must",

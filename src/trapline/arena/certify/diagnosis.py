@@ -5,7 +5,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
+from trapline.arena.certify.mechanical import mechanical_mutants
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
 from trapline.arena.judge.diagnosis import Diagnoser, Failure, failure_of
@@ -19,6 +21,13 @@ SEEDS = (1,)
 LEAST_LEADING = 0.97
 MOST_ACCUSED = 0.1
 LEAST_PAIRS = 0.8
+MOST_THIRD = 0.05
+#: Findings of a mechanical mutant: the median, and how many nearly all of them have at most.
+MEDIAN_FINDINGS = 1
+MOST_FINDINGS, LEAST_WITHIN = 3, 0.95
+
+#: Kind, name, bugs and files.
+Subject = tuple[str, str, list[str], dict[str, str]]
 
 
 class Diagnosed(Record):
@@ -56,9 +65,11 @@ class DiagnosisCertificate(Record):
     mutants: list[Diagnosed]
     pairs: list[Diagnosed]
     right: list[Diagnosed]
+    mechanical: list[Diagnosed] = []
 
     def summary(self) -> dict[str, float]:
         """The shares and means that the goals are about."""
+        counts = [len(d.findings) for d in self.mechanical if d.findings]
         return {
             "mutants": len(self.mutants),
             "lead_with_their_own_finding": _share([d.leads for d in self.mutants]),
@@ -71,17 +82,29 @@ class DiagnosisCertificate(Record):
             "pairs_with_a_third_accused": _share([bool(d.accused) for d in self.pairs]),
             "right_answers": len(self.right),
             "right_answers_with_findings": sum(bool(d.findings) for d in self.right),
+            "mechanical_mutants_caught": len(counts),
+            "median_of_their_findings": median(counts) if counts else 0,
+            "share_with_at_most_three_findings": _share([n <= MOST_FINDINGS for n in counts]),
         }
 
     def holds(self) -> bool:
         """The goals: 97 % lead, no critical accusation of another bug, no finding in right ones."""
         found = self.summary()
+        pairs_hold = (
+            found["pairs_with_both_named"] >= LEAST_PAIRS
+            and found["pairs_with_a_third_accused"] <= MOST_THIRD
+        )
+        mechanical_hold = (
+            found["median_of_their_findings"] <= MEDIAN_FINDINGS
+            and found["share_with_at_most_three_findings"] >= LEAST_WITHIN
+        )
         return (
             found["lead_with_their_own_finding"] >= LEAST_LEADING
             and found["accusations_of_others_a_mutant"] <= MOST_ACCUSED
             and not found["critical_accusations_of_others"]
             and not found["right_answers_with_findings"]
-            and (not self.pairs or found["pairs_with_both_named"] >= LEAST_PAIRS)
+            and (not self.pairs or pairs_hold)
+            and (not found["mechanical_mutants_caught"] or mechanical_hold)
         )
 
 
@@ -119,18 +142,19 @@ class DiagnosisCertifier:
         return hosts[seed]
 
     def certify(
-        self, pairs: int, on_result: Callable[[Diagnosed], None] = lambda _: None
+        self, subjects: Sequence[Subject], on_result: Callable[[Diagnosed], None] = lambda _: None
     ) -> DiagnosisCertificate:
-        found: dict[str, list[Diagnosed]] = {"mutants": [], "pairs": [], "right": []}
-        for (kind, *_), diagnosed in run_all(self._diagnose, list(self.subjects(pairs))):
+        kinds = "mutants", "pairs", "right", "mechanical"
+        found: dict[str, list[Diagnosed]] = {kind: [] for kind in kinds}
+        for (kind, *_), diagnosed in run_all(self._diagnose, subjects):
             found[kind].append(diagnosed)
             on_result(diagnosed)
         for results in found.values():
             results.sort(key=lambda diagnosed: diagnosed.subject)
         return DiagnosisCertificate(challenge=self.challenge.id, seed=self.seed, **found)
 
-    def subjects(self, pairs: int) -> Iterator[tuple[str, str, list[str], dict[str, str]]]:
-        """Kind, name, bugs and files."""
+    def subjects(self, pairs: int, mechanical: int = 0) -> Iterator[Subject]:
+        """Right answers, every named bug, so many pairs of them and so many mechanical mutants."""
         for folder in [self.challenge.solution, *self.challenge.alternates]:
             files = {
                 str(path.relative_to(folder)): path.read_text()
@@ -150,8 +174,12 @@ class DiagnosisCertifier:
                 continue  # the two edits touch the same text
             made += 1
             yield "pairs", f"{one.id} + {other.id}", [one.id, other.id], files
+        equivalent = self.challenge.equivalent
+        mutants = [m for m in mechanical_mutants(self.gold) if m.id not in equivalent]
+        for mutant in draw.sample(mutants, min(mechanical, len(mutants))):
+            yield "mechanical", mutant.id, [], mutant.files
 
-    def _diagnose(self, subject: tuple[str, str, list[str], dict[str, str]]) -> Diagnosed:
+    def _diagnose(self, subject: Subject) -> Diagnosed:
         _, name, carries, files = subject
         host = self.host(self.seed)
         failures = list(self.failures(host, files, carries))
