@@ -11,7 +11,7 @@ from trapline.arena.judge.checks import first_failure, run_check
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.local import LocalSubmission
-from trapline.arena.profile import profile_names
+from trapline.arena.profile import FLAWED, profile_names
 from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.run import choose_level
 from trapline.arena.standings.profiles import of_one_profile
@@ -65,6 +65,22 @@ def test_every_trap_in_scope_catches_its_bug(challenge, profile, tmp_path):
     assert [trap.id for trap in asked if survives(judge, trap, tmp_path)] == []
 
 
+def passes_on_a_seed(judge, trap, folder):
+    """Whether the contract lets this bug pass on one of a few seeds."""
+    for name, text in trap.plant(judge.solution_files()).items():
+        (folder / name).write_text(text)
+    answer = LocalSubmission(folder, judge.sandbox_config("process"))
+    return any(first_failure(judge.cases, answer, seed) is None for seed in range(5))
+
+
+@pytest.mark.parametrize(
+    "challenge", [name for name, profile in RUN if (name, profile) not in SCOPED]
+)
+def test_verdict_on_a_named_bug_is_the_same_on_each_seed(challenge, tmp_path):
+    judge = load(challenge, profile="published")
+    assert [trap.id for trap in judge.traps if passes_on_a_seed(judge, trap, tmp_path)] == []
+
+
 @pytest.mark.parametrize(("challenge", "profile"), RUN)
 def test_the_fault_dictionary_knows_every_trap(challenge, profile):
     judge = load(challenge, profile=profile)
@@ -76,6 +92,27 @@ def test_the_fault_dictionary_knows_every_trap(challenge, profile):
 def test_profiles_are_certified_and_their_controls_score_100(challenge, profile):
     certificate = Certifier(load(challenge, profile=profile), choose_level()).certify()
     assert [f"{f.kind} {f.subject}: {f.problem} {f.message}" for f in certificate.problems()] == []
+
+
+FLAWS = [name for name, one in load_all().items() if FLAWED in profile_names(one.folder)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("challenge", FLAWS)
+def test_flawed_prompts_are_certified(challenge):
+    certificate = Certifier(load(challenge, profile=FLAWED), choose_level()).certify()
+    assert [f"{f.kind} {f.subject}: {f.problem} {f.message}" for f in certificate.problems()] == []
+    outcomes = {f.message for f in certificate.of("flaw")}
+    assert outcomes == {"noticed", "followed", "neither"}
+
+
+def test_certificate_of_a_flaw_names_an_unexpected_outcome(monkeypatch):
+    judge = load(NAME, profile=FLAWED)
+    flaw = judge.flaw.model_copy(update={"another": judge.flaw.mutant})
+    changed = judge.profile.plan.model_copy(update={"flaw": flaw})
+    monkeypatch.setattr(judge.profile, "plan", changed)
+    *_, last = Certifier(judge, "process", SEED).subjects(mechanical=False)
+    assert last().problem == "followed instead of neither"
 
 
 @pytest.mark.parametrize(("challenge", "profile"), SCOPED)

@@ -58,6 +58,8 @@ class FlawPlan(Record):
     name: str
     #: The trap whose mutant does what the pseudo-code says.
     mutant: str
+    #: A trap whose mutant is another bug of the same function.
+    another: str
 
 
 class ProfilePlan(Record):

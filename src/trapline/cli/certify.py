@@ -226,6 +226,7 @@ def _print(certificate: Certificate) -> None:
         if subjects:
             killed = sum(1 for subject in subjects if subject.fell_to)
             parts.append(f"{killed}/{len(subjects)} {noun} killed")
+    parts += [f"{one.subject}: {one.message}" for one in certificate.of("flaw")]
     problems = certificate.problems()
     parts.append(f"{len(problems)} problems")
     console.print(

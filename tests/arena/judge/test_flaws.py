@@ -20,14 +20,6 @@ from trapline.arena.standings.profiles import of_one_profile
 from trapline.cli.main import main
 
 CHALLENGES = [name for name, one in load_all().items() if FLAWED in profile_names(one.folder)]
-#: A bug of the same function that is not the flaw.
-OTHER = {
-    "dflash": "bonus-of-the-root",
-    "flash_attention_backward": "dq-without-scale",
-    "beam_search": "eos-takes-a-slot",
-    "layer_norm_backward": "variance-term-halved",
-    "kv_cache": "query-blind-to-itself",
-}
 
 
 def files_of(challenge, bug):
@@ -58,12 +50,18 @@ def outcome_of(challenge, folder, seed=7):
 
 
 def bugs(challenge):
-    name = challenge.id
-    return {"": "noticed", challenge.flaw.mutant: "followed", OTHER[name]: "neither"}
+    flaw = challenge.flaw
+    return {"": "noticed", flaw.mutant: "followed", flaw.another: "neither"}
 
 
 def test_at_least_five_challenges_have_a_flawed_prompt():
-    assert set(CHALLENGES) >= set(OTHER)
+    assert set(CHALLENGES) >= {
+        "beam_search",
+        "dflash",
+        "flash_attention_backward",
+        "kv_cache",
+        "layer_norm_backward",
+    }
 
 
 @pytest.mark.parametrize("name", CHALLENGES)

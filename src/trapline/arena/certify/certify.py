@@ -16,6 +16,7 @@ from trapline.arena.gpu.contract import POISON
 from trapline.arena.gpu.opening import open_submission
 from trapline.arena.judge.checks import first_failure, run_check, run_checks
 from trapline.arena.judge.grade import grade
+from trapline.arena.judge.intake import Intake
 from trapline.arena.judge.own_tests import why_failing, why_no_tests
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.judge.traps import Case, Trap
@@ -85,11 +86,17 @@ class Certifier:
         return Certificate(challenge=self.challenge.full_id, seed=self.seed, findings=findings)
 
     def subjects(self, mechanical: bool) -> list[Subject]:
-        """Everything to be examined, slow right answers first."""
+        """Everything to be examined, slow right answers first.
+
+        The traps of a flawed prompt are those of the challenge, which certifies their mutants.
+        """
         folders = [self.challenge.solution, *self.challenge.alternates]
         subjects: list[Subject] = [partial(self._right, folder) for folder in folders]
         subjects += [partial(self._dimensions, level) for level in self.levels]
         subjects += [partial(self.control, name) for name in controls.NAMES]
+        if (flaw := self.challenge.flaw) is not None:
+            outcomes = {"": "noticed", flaw.mutant: "followed", flaw.another: "neither"}
+            return subjects + [partial(self._flaw, *expected) for expected in outcomes.items()]
         subjects += [
             partial(self._named, trap, form) for trap in self.challenge.traps for form in trap.forms
         ]
@@ -195,6 +202,31 @@ class Certifier:
             fell_to="" if survived else trap.id,
             message=result.message,
             problem=f"survives its own trap {trap.id}" if survived else "",
+        )
+
+    def _flaw(self, bug: str, expected: str) -> Outcome:
+        """What a grade says of the gold solution, or of a mutant, under the flawed prompt."""
+        trap = next((trap for trap in self.challenge.traps if trap.id == bug), None)
+        files = trap.plant(self.gold) if trap else self.gold
+        request = GradeRequest(
+            "gold",
+            self.challenge.id,
+            1,
+            self.challenge.control,
+            profile=self.challenge.profile_name,
+            level=self.level,
+            seed=self.seed,
+            checks_only=True,
+            intake=Intake({name: text.encode() for name, text in files.items()}),
+        )
+        cell = grade(request, self.challenge).cell
+        outcome = cell.flaw or cell.reason
+        return Outcome(
+            kind="flaw",
+            subject=bug or "solution",
+            fell_to="" if outcome == "noticed" else outcome,
+            message=outcome,
+            problem="" if outcome == expected else f"{outcome} instead of {expected}",
         )
 
     def control(self, name: str) -> Outcome:

@@ -102,6 +102,13 @@ def an_early_end_stays(submission: Submission, rng: Rng) -> None:  # noqa: ARG00
 
 
 @case
+def penalised_scores_give_the_places(submission: Submission, rng: Rng) -> None:  # noqa: ARG001
+    """A longer live beam with a lower sum holds its place against an end."""
+    script = {(1,): {EOS: 0.0, 2: 0.1}, (1, 2): {3: 0.0, 4: -0.01}}
+    check(submission, scripted(20, script), [[1]], **settings(2, 2, 2.0))
+
+
+@case
 def scores_and_order(submission: Submission, rng: Rng) -> None:
     """Scores fall, and each is its sum over its length to the penalty."""
     model = random_model(rng, 16, 1.0)

@@ -135,14 +135,14 @@ def a_right_chain_is_accepted(submission: Submission, rng: Rng) -> None:
 
 @case
 def several_roots(submission: Submission, rng: Rng) -> None:
-    """None right, the first, the second, or the last."""
-    for place in (None, 0, 1, 2):
+    """None right, the first, the second, or the last; the others hold what greedy says later."""
+    for place in (None, 0, 1, 2) * 6:
         target, prompt = Target(rng), prompt_of(rng, 3)
-        best = target.greedy(prompt, 1)[0]
-        others = [t for t in range(VOCABULARY) if t != best]
-        tokens = [int(t) for t in rng.choice(others, 3, replace=False)]
+        best, *later = target.greedy(prompt, VOCABULARY)
+        others = [t for t in dict.fromkeys([*later, *range(VOCABULARY)]) if t != best]
+        tokens = others[:3] if place is None else others[:2]
         if place is not None:
-            tokens[place] = best
+            tokens.insert(place, best)
         appended(submission, target, prompt, (tokens, [-1, -1, -1]))
 
 

@@ -112,7 +112,7 @@ def step_sees_the_first_position(submission: Submission, rng: Rng) -> None:
     seen=PUBLISHED,
 )
 def cache_replaced(submission: Submission, rng: Rng) -> None:
-    run(submission, rng, 1, [0], 3)
+    run(submission, rng, 1, [0], 8)
 
 
 @trap(
