@@ -128,14 +128,19 @@ def grade(
         if as_json:
             print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
         else:
-            console = Console()
-            console.print(matrix(cells, console.width))
-            print(f"run: {store.where}")
-            for private in sorted({str(cell.trap_set) for cell in cells if cell.trap_set}):
-                print(f"private traps: {private}, on held-out situations")
-            _tell_unmeasured(cells)
+            _show(cells, store)
     if len(cells) < len(entries) or any(cell.score is None for cell in cells):
         raise typer.Exit(INCOMPLETE)
+
+
+def _show(cells: list[Cell], store: Store) -> None:
+    """Prints the matrix, where the run is, and what was not measured."""
+    console = Console()
+    console.print(matrix(cells, console.width))
+    print(f"run: {store.where}")
+    for private in sorted({str(cell.trap_set) for cell in cells if cell.trap_set}):
+        print(f"private traps: {private}, on held-out situations")
+    _tell_unmeasured(cells)
 
 
 def _asked_for(entries: list[GradeRequest], store: Store) -> list[Cell]:
