@@ -148,6 +148,11 @@ class Origin(Record):
     limits: dict[str, float] = Field(default_factory=dict)
 
 
+#: What a GPU's times depend on, in a cell's `versions`: cells that differ in them are never
+#: ranked together.
+GPU_FACTS = ("gpu", "driver", "cuda driver", "torch", "triton")
+
+
 class Cell(Record):
     """One entrant's attempt at one challenge, graded."""
 

@@ -40,7 +40,7 @@ def deploy(
     output_paths.folder(folder, "what workspaces are deployed into")
     for one in chosen:
         free_workspace(folder, one, entrant, attempt)
-    claim_field(folder, variant or "")
+    claim_field(folder, variant or "", track)
     for one in chosen:
         print(make_workspace(folder, one, entrant, attempt))
 

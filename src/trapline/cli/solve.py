@@ -1,11 +1,13 @@
 """`trapline solve`: let a model or an agent fill workspaces."""
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trapline.arena.errors import UsageError
+from trapline.arena.record import Track
 from trapline.arena.runs.run import choose_level
 from trapline.arena.solving import agents
 from trapline.arena.solving.deploy import check_entrant, claim_field
@@ -38,8 +40,14 @@ def solve(
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
     attempts: Annotated[int, typer.Option(min=1, help="Attempts per cell.")] = 1,
     variant: Variant = None,
+    track: Annotated[Track, typer.Option(help="gpu: prompts for CUDA and Triton.")] = "cpu",
     rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds in which an endpoint sees the results of its tests.")
+        int,
+        typer.Option(
+            min=1,
+            help="Rounds in which an endpoint sees the results of its tests; on the GPU track, "
+            "whether its answer compiles.",
+        ),
     ] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at a time.")] = 4,
     per_minute: Annotated[float | None, typer.Option(min=0.01, help="Requests per minute.")] = None,
@@ -79,25 +87,23 @@ def solve(
         raise UsageError(
             "give exactly one of --endpoint, --agent, --agent-cmd and --from-predictions"
         )
-    if from_predictions is not None and (model or entrant):
-        raise UsageError("--from-predictions names its models itself: remove --model and --entrant")
+    if from_predictions is not None:
+        _refuse_beside_predictions(model, entrant, track)
     price = Price(input_usd, output_usd)
     if endpoint is None and (rounds > 1 or per_minute is not None or price != Price()):
         raise UsageError("--rounds, --per-minute and prices need --endpoint")
-    asked = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "max_tokens": max_tokens,
-        "effort": effort,
-        "seed": seed,
-    }
-    sampling = {name: value for name, value in asked.items() if value is not None}
-    if endpoint is None and sampling:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in sampling)
-        raise UsageError(f"only --endpoint takes {options}: an agent chooses its sampling itself")
-    wanted = [one.id for one in asked_challenges(challenge or [], variant)] if challenge else []
-    claim_field(field, variant or "")
+    sampling = _sampling(
+        endpoint,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        effort=effort,
+        seed=seed,
+    )
+    chosen = asked_challenges(challenge or [], variant, track)
+    claim_field(field, variant or "", track)
     if from_predictions is not None:
+        wanted = [one.id for one in chosen] if challenge else []
         work = assign_predictions(from_predictions, field, wanted)
     else:
         if model is None:
@@ -108,22 +114,39 @@ def solve(
             remote = Endpoint(endpoint, model, timeout=seconds, rate=rate, sampling=sampling)
             solver = EndpointSolver(remote, choose_level(), rounds, price)
         else:
-            described = agents.find(agent) if agent else agents.from_template(agent_cmd or "")
-            solver = AgentSolver(agent or "agent-cmd", model, described, seconds)
+            solver = _agent(agent, agent_cmd, model, seconds)
         name = check_entrant(entrant) if entrant else entrant_of(model)
-        work = [(solver, _assignments(field, name, wanted, attempts, variant))]
+        places = product(chosen, range(1, attempts + 1))
+        work = [(solver, [Assignment(name, one, number, field) for one, number in places])]
     unsolved = sum(_solve(solver, assigned, jobs, budget_usd) for solver, assigned in work)
     if unsolved:
         print(f"{unsolved} cells got no answer from the provider; the same command tries again")
         raise typer.Exit(INCOMPLETE)
 
 
-def _assignments(
-    field: Path, name: str, wanted: list[str], attempts: int, variant: str | None
-) -> list[Assignment]:
-    chosen = asked_challenges(wanted, variant)
-    numbers = range(1, attempts + 1)
-    return [Assignment(name, one, number, field) for one in chosen for number in numbers]
+def _refuse_beside_predictions(model: str | None, entrant: str | None, track: Track) -> None:
+    if model or entrant:
+        raise UsageError("--from-predictions names its models itself: remove --model and --entrant")
+    if track == "gpu":
+        raise UsageError(
+            "--from-predictions patches the starters of the CPU track: remove --track gpu"
+        )
+
+
+def _sampling(
+    endpoint: str | None, **asked: float | int | str | None
+) -> dict[str, float | int | str]:
+    """What was asked for; an agent takes none of it."""
+    sampling = {name: value for name, value in asked.items() if value is not None}
+    if endpoint is None and sampling:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in sampling)
+        raise UsageError(f"only --endpoint takes {options}: an agent chooses its sampling itself")
+    return sampling
+
+
+def _agent(agent: str | None, command: str | None, model: str, seconds: float) -> AgentSolver:
+    described = agents.find(agent) if agent else agents.from_template(command or "")
+    return AgentSolver(agent or "agent-cmd", model, described, seconds)
 
 
 def _solve(solver: Solver, assigned: list[Assignment], jobs: int, budget_usd: float | None) -> int:

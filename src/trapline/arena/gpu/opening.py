@@ -9,9 +9,10 @@ from pathlib import Path
 from trapline.arena.challenge import Challenge
 from trapline.arena.gpu.contract import entries
 from trapline.arena.gpu.memory import device_here, why_no_gpu
+from trapline.arena.gpu.nvml import driver_version
 from trapline.arena.gpu.rig import GpuSubmission, Rig
 from trapline.arena.process.proxy import Submission
-from trapline.arena.record import Level
+from trapline.arena.record import GPU_FACTS, Level
 
 #: With this variable, host memory and Triton's interpreter stand in for a GPU. For tests.
 STAND_IN = "TRAPLINE_GPU_STAND_IN"
@@ -32,9 +33,9 @@ def why_not_gradable() -> str:
 def machine_facts() -> dict[str, str]:
     """What a GPU's times depend on; cells of different facts are never ranked together."""
     facts = shared_rig(device_here()).judge.facts if not why_not_gradable() else {}
-    known: dict[str, str] = {
-        name: str(facts[name]) for name in ("gpu", "cuda driver") if name in facts
-    }
+    known = {name: str(facts[name]) for name in GPU_FACTS if name in facts}
+    if driver := driver_version():
+        known["driver"] = driver
     for package in ("torch", "triton"):
         with contextlib.suppress(PackageNotFoundError):
             known[package] = version(package)

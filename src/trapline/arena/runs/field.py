@@ -2,7 +2,8 @@
 `attempt-2`, …
 
 A `field.toml` with `gold = true` adds the gold solutions as the entrant `gold`; `profile = "…"`
-names the prompt that the field answers, `[profiles]` the prompts of single entrants.
+names the prompt that the field answers, `[profiles]` the prompts of single entrants, and
+`track = "gpu"` says that the answers run on a GPU.
 """
 
 import json
@@ -48,6 +49,8 @@ class FieldSettings(Record):
     profile: str = ""
     #: Entrant → its profile, where it differs.
     profiles: dict[str, str] = {}
+    #: The track of all answers; None where the field does not say it.
+    track: Track | None = None
 
     def of(self, entrant: str) -> str:
         return self.profiles.get(entrant, self.profile)
@@ -75,6 +78,7 @@ def find_entries(
         )
     # Refuses an answer to an unknown challenge, which would otherwise be skipped silently.
     settings = read_settings(field)
+    refuse_other_track(field, settings, track)
     if profile is not None:
         settings = FieldSettings(gold=settings.gold, profile=profile)
     for solution in sorted(field.glob("[!.]*/[!.]*/solution.*")):
@@ -111,6 +115,15 @@ def _gold_entries(entries: list[GradeRequest], profile: str, track: Track) -> li
     ]
 
 
+def refuse_other_track(field: Path, settings: FieldSettings, track: Track) -> None:
+    if settings.track not in (None, track):
+        fix = "add --track gpu" if settings.track == "gpu" else "leave out --track gpu"
+        raise UsageError(
+            f"{field} holds answers of the {settings.track} track ({field / SETTINGS} says so): "
+            f"{fix}, or give another folder"
+        )
+
+
 def read_settings(field: Path) -> FieldSettings:
     path = field / SETTINGS
     if not path.is_file():
@@ -121,8 +134,8 @@ def read_settings(field: Path) -> FieldSettings:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     except ValidationError:
         raise UsageError(
-            f'{path} may say `gold = true`, `profile = "name"` and a table [profiles] of '
-            'lines entrant = "name", and nothing else'
+            f'{path} may say `gold = true`, `track = "gpu"`, `profile = "name"` and a table '
+            '[profiles] of lines entrant = "name", and nothing else'
         ) from None
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from trapline.arena.errors import ArenaError, MissingError, UsageError
-from trapline.arena.record import Record
+from trapline.arena.record import Record, Track
 from trapline.arena.solving.transcript import Metrics
 
-INSTRUCTION = (
-    "Read prompt.md in this folder and do what it asks. Write solution.py, its tests and "
-    "ANALYSIS.md into this folder. Work in this folder only."
-)
+#: By track.
+_WRITE = {
+    "cpu": "solution.py, its tests and ANALYSIS.md",
+    "gpu": "solution.py or solution.cu",
+}
 _PROBE_SECONDS = 60
 _MOST_OUTPUT = 64 << 20
 
@@ -90,9 +91,17 @@ def probe(agent: Agent) -> str:
     return done.stdout.strip().splitlines()[0][:100] if done.stdout.strip() else ""
 
 
-def run(agent: Agent, workspace: Path, model: str, seconds: float) -> AgentRun:
+def instruction(track: Track) -> str:
+    """What the agent is told; the task itself lies in its folder."""
+    return (
+        f"Read prompt.md in this folder and do what it asks. Write {_WRITE[track]} into this "
+        "folder. Work in this folder only."
+    )
+
+
+def run(agent: Agent, workspace: Path, model: str, seconds: float, told: str) -> AgentRun:
     """Runs the agent in the workspace, in a process group that ends at the time limit."""
-    fill = {"{prompt}": INSTRUCTION, "{model}": model}
+    fill = {"{prompt}": told, "{model}": model}
     command = [_filled(part, fill) for part in agent.command]
     started = time.monotonic()
     process = subprocess.Popen(
@@ -103,7 +112,7 @@ def run(agent: Agent, workspace: Path, model: str, seconds: float) -> AgentRun:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    given = INSTRUCTION.encode() if agent.stdin else None
+    given = told.encode() if agent.stdin else None
     try:
         output, _ = process.communicate(given, timeout=seconds)
         timed_out = False

@@ -6,30 +6,35 @@ from pathlib import Path
 from trapline.arena import output_paths
 from trapline.arena.challenge import DEPLOYED, Challenge
 from trapline.arena.errors import UsageError
-from trapline.arena.runs.field import SETTINGS, read_settings
+from trapline.arena.judge.request import entry_files
+from trapline.arena.record import Track
+from trapline.arena.runs.field import SETTINGS, read_settings, refuse_other_track
 
 PROMPT, STARTER = DEPLOYED
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
-def claim_field(root: Path, profile: str) -> None:
+def claim_field(root: Path, profile: str, track: Track = "cpu") -> None:
     """Makes sure that one field holds answers to one kind of prompt, and says which.
 
-    Writes `field.toml` for a profile. Raises `UsageError` where the field has another one.
+    Writes `field.toml` for a profile or the GPU track. Raises `UsageError` where the field has
+    another one.
     """
     path = root / SETTINGS
-    there = read_settings(root).profile
-    if there == profile:
+    there = read_settings(root)
+    refuse_other_track(root, there, track)
+    if there.profile == profile and (there.track is not None or track == "cpu"):
         return
-    if there:
-        raise UsageError(f"{root} is a field of the profile {there!r}: {path} says so")
+    if there.profile:
+        raise UsageError(f"{root} is a field of the profile {there.profile!r}: {path} says so")
     if path.exists() or any(one.is_dir() for one in root.glob("[!.]*")):
+        asked = f"the profile {profile!r}" if profile else f"the {track} track"
         raise UsageError(
-            f"{root} is a field of the challenges' own prompts: deploy the profile {profile!r} "
+            f"{root} is a field of the challenges' own prompts on the CPU: deploy {asked} "
             "into another folder"
         )
     root.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'profile = "{profile}"\n')
+    path.write_text(f'profile = "{profile}"\n' if profile else f'track = "{track}"\n')
 
 
 def check_entrant(name: str) -> str:
@@ -52,7 +57,8 @@ def free_workspace(
     """The path of a new workspace; raises `UsageError` if it is not empty."""
     output_paths.folder(root, "what workspaces are deployed into")
     workspace = root / check_entrant(entrant) / challenge.id
-    if attempt == 1 and (workspace / "solution.py").is_file():
+    names = entry_files("", challenge.track)
+    if attempt == 1 and any((workspace / name).is_file() for name in names):
         raise UsageError(f"{workspace} already holds attempt 1; nothing was written")
     if attempt is not None:
         workspace /= f"attempt-{attempt}"

@@ -7,7 +7,10 @@ from typing import Any
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, Violation
+from trapline.arena.gpu.opening import open_submission
 from trapline.arena.judge.own_tests import OWN_SECONDS, open_tester
+from trapline.arena.judge.request import entry_files
+from trapline.arena.profile import FLAWED
 from trapline.arena.record import Level
 from trapline.arena.solving import agents, transcript
 from trapline.arena.solving.agents import Agent
@@ -125,21 +128,31 @@ class EndpointSolver:
         """Status, its reason, and the message for the model's next round."""
         last = number + 1 == self.rounds
         try:
-            write_files(assignment.workspace, parse_files(reply.text))
+            write_files(assignment.workspace, parse_files(reply.text, _accepted(assignment)))
         except AnswerError as error:
             starter = read_starter(assignment.challenge).get("solution.py", "")
-            answered = _solution(assignment.workspace) != starter.encode()
+            answered = _solution(assignment) != starter.encode()
             status = "solved" if answered else _UNANSWERED.get(reply.finish, "no_answer")
             told = f"{CUT_OFF}: {error}" if reply.finish == "length" else str(error)
             return status, told, "" if last else f"{told}. {FORMAT}"
         reason = CUT_OFF if reply.finish == "length" else ""
         if last:
             return "solved", reason, ""
-        return (
-            "solved",
-            reason,
-            own_test_feedback(assignment.workspace, assignment.challenge, self.level),
-        )
+        tell = compile_feedback if assignment.challenge.track == "gpu" else own_test_feedback
+        return "solved", reason, tell(assignment.workspace, assignment.challenge, self.level)
+
+
+def compile_feedback(workspace: Path, challenge: Challenge, level: Level) -> str:
+    """The message to the model about an answer that cannot be called; empty if it can.
+
+    The GPU track asks for no tests: what a round shows is the compiler's log or the exception.
+    """
+    with open_submission(challenge, workspace, level) as submission:
+        try:
+            missing = submission.start(challenge.plan.entry_points)
+        except Violation as violation:
+            return f"Your answer cannot be loaded: {violation}"
+    return f"Your answer lacks entry points: {', '.join(missing)}" if missing else ""
 
 
 def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> str:
@@ -184,13 +197,14 @@ class AgentSolver:
         log = _log(
             assignment, transcript.Agent(name=self.harness, version="", model_name=self.model)
         )
-        log.add("user", agents.INSTRUCTION)
-        before = _solution(assignment.workspace)
-        done = agents.run(self.agent, assignment.workspace, self.model, self.seconds)
+        instruction = agents.instruction(assignment.challenge.track)
+        log.add("user", instruction)
+        before = _solution(assignment)
+        done = agents.run(self.agent, assignment.workspace, self.model, self.seconds, instruction)
         metrics = agents.spent(self.agent, done.output)
         log.add("agent", Redactor().hide_secrets(done.output), metrics)
         totals = log.close()
-        if _solution(assignment.workspace) != before:
+        if _solution(assignment) != before:
             reason = "the time limit was reached" if done.timed_out else ""
             return Outcome("solved", reason, totals, done.seconds)
         if done.code and not done.timed_out:
@@ -204,6 +218,11 @@ def _log(assignment: Assignment, agent: transcript.Agent) -> Transcript:
     return Transcript(assignment.workspace / ".trapline", session, agent)
 
 
-def _solution(workspace: Path) -> bytes:
-    path = workspace / "solution.py"
-    return path.read_bytes() if path.is_file() else b""
+def _accepted(assignment: Assignment) -> tuple[str, ...]:
+    """The files one of which an answer to the assigned prompt must have."""
+    return entry_files(FLAWED if assignment.challenge.flaw else "", assignment.challenge.track)
+
+
+def _solution(assignment: Assignment) -> bytes:
+    paths = [assignment.workspace / name for name in _accepted(assignment)]
+    return b"".join(path.read_bytes() for path in paths if path.is_file())
