@@ -42,7 +42,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,report,models,inspect,postgres,ray,gguf,hub,serve,test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,report,models,inspect,postgres,ray,gguf,hub,serve,sign,test]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt

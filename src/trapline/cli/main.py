@@ -27,6 +27,8 @@ VERBS = {
     "view": "Serve the report of a run, live while it is graded.",
     "reproduce": "Write the failing call of a finding as a script of its own.",
     "replay": "Grade an evidence bundle again and compare the verdicts.",
+    "sign": "Sign the evidence bundles of a run with a minisign key.",
+    "verify": "Check the digests and signatures of evidence bundles.",
     "lint": "List the contradictions between the numbers of a run.",
     "scan": "Search answers for leaked judge files and for copies.",
     "redact": "Remove names, paths, addresses and keys from transcripts.",

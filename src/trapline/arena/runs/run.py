@@ -216,10 +216,10 @@ def refuse_bad_traps(challenge: Challenge, level: Level) -> None:
     try:
         for finding in Certifier(challenge, level).private_traps():
             if finding.problem:
-                what = f"{finding.subject}: {finding.fell_to} {finding.message}".rstrip(" :")
+                failed = f" ({finding.fell_to}: {finding.message})" if finding.fell_to else ""
                 raise UsageError(
                     f"the trap set {challenge.trap_set} cannot grade {challenge.id}: "
-                    f"{finding.problem} ({what})"
+                    f"{finding.subject}: {finding.problem}{failed}"
                 )
     except UsageError:
         raise
