@@ -21,6 +21,18 @@ def differentiated_once(name: str, gradients: Callable[..., Any], *arguments: An
     return gradients(*arguments)
 
 
+def refuse_second_derivatives(name: str, output: torch.Tensor) -> None:
+    """Makes second derivatives through the operation behind `output` raise an error."""
+
+    def refusing(gradients: tuple[Any, ...], _: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return None
+        return _Once.apply(name, lambda *given: given, *gradients)  # type: ignore[no-untyped-call]
+
+    assert output.grad_fn is not None
+    output.grad_fn.register_hook(refusing)
+
+
 class _Once(torch.autograd.Function):
     generate_vmap_rule = True
 

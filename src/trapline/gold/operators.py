@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.utils import unwrap_dead_wrappers
 
 #: Operators exist as long as their library does.
 _LIBRARIES: list[Any] = []
@@ -40,6 +41,14 @@ def transformed() -> bool:
     a small norm.
     """
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """`function.apply(*arguments)`, without the 40 µs in which torch binds default arguments."""
+    if transformed():
+        return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    base: Any = super(torch.autograd.Function, function)
+    return base.apply(*unwrap_dead_wrappers(arguments))
 
 
 def recorded(*tensors: Any) -> bool:

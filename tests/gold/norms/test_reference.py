@@ -154,9 +154,36 @@ def test_one_graph_under_compile():
         assert torch.equal(one, other)
 
 
-def test_second_derivatives_raise():
+def second_derivative(function, *leaves):
+    (dx,) = torch.autograd.grad(function(*leaves).square().sum(), leaves[0], create_graph=True)
+    return torch.autograd.grad(dx.square().sum(), leaves)
+
+
+@pytest.mark.parametrize("rows", [3, 4096], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("centred", [True, False])
+def test_second_derivatives_are_right_or_refused(rows, centred):
+    """torch's own functions have second derivatives; ours must not leave out terms silently."""
+    leaves = [torch.randn(s, dtype=torch.float64).requires_grad_() for s in ((rows, 48), (48,))]
+    functional = torch.nn.functional
+    if centred:
+        ours = lambda x, w: layer_norm(x, w, None, 1e-5)  # noqa: E731
+        theirs = lambda x, w: functional.layer_norm(x, (48,), w, None, 1e-5)  # noqa: E731
+    else:
+        ours = lambda x, w: rms_norm(x, w, 1e-5)  # noqa: E731
+        theirs = lambda x, w: functional.rms_norm(x, (48,), w, 1e-5)  # noqa: E731
+    if not centred and rows > 3:
+        with pytest.raises(UnsupportedError, match="differentiated once"):
+            second_derivative(ours, *leaves)
+        return
+    for got, want in zip(
+        second_derivative(ours, *leaves), second_derivative(theirs, *leaves), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+
+
+def test_second_derivatives_raise_without_statistics():
     x = torch.randn(3, 8, requires_grad=True)
-    y, _ = norm(x, None, None, None, 1e-5, "torch", centred=True)
+    y = layer_norm(x, None, None, 1e-5, save_statistics=False)
     (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     with pytest.raises(UnsupportedError, match="differentiated once"):
         torch.autograd.grad(dx.square().sum(), x)

@@ -56,9 +56,8 @@ def flash_attention(
     the result is (B,T,H,D), as in flash-attn. `impl` names the implementation, see
     `trapline.gold.impl`; "triton" and "hopper" are the two tiers of "kernels".
     """
-    rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-    rules |= {"scale": scale, "deterministic": deterministic, "layout": layout}
-    return flash_attention_lse(q, k, v, **rules, impl=impl).out
+    rules = causal, window, softcap, scale, deterministic
+    return _attended(q, k, v, rules, layout, impl, with_lse=False).out
 
 
 def flash_attention_lse(
@@ -78,25 +77,40 @@ def flash_attention_lse(
 
     lse (B,H,T) is float64 for float64 inputs and float32 for all others. It is differentiable.
     """
+    rules = causal, window, softcap, scale, deterministic
+    return _attended(q, k, v, rules, layout, impl, with_lse=True)
+
+
+def _attended(
+    q: Any,
+    k: Any,
+    v: Any,
+    rules: tuple[bool, int | None, float, float | None, bool],
+    layout: Layout,
+    impl: Impl | None,
+    *,
+    with_lse: bool,
+) -> Attended:
+    """out and lse. Only `with_lse` is lse differentiable; torch's own function lacks that."""
     chosen = choose("flash_attention", _OFFERED, impl, q=q, k=k, v=v)
     if _tokens_first(layout):
         _check(q, k, v, "B T H D", "B S G D")
-        turned = (x.swapaxes(1, 2) for x in (q, k, v))
-        rest: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-        rest |= {"scale": scale, "deterministic": deterministic, "impl": impl}
-        out, lse = flash_attention_lse(*turned, **rest)
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        out, lse = _attended(q, k, v, rules, "bhtd", impl, with_lse=with_lse)
         return Attended(out.swapaxes(1, 2), lse)
     _check(q, k, v, "B H T D", "B G S D")
+    causal, window, softcap, scale, deterministic = rules
     softcap, scale = checked_rules(q, window, softcap, scale)
     if chosen == "oracle":
-        rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-        out, lse = oracle.attention(q, k, v, **rules, scale=scale)
+        out, lse = oracle.attention(
+            q, k, v, causal=causal, window=window, softcap=softcap, scale=scale
+        )
         return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
     from trapline.gold.attention.dense import dense_problem
     from trapline.gold.attention.dense.registry import attention
 
     problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    return Attended(*attention(problem, chosen))
+    return Attended(*attention(problem, chosen, with_lse=with_lse))
 
 
 def flash_attention_backward(

@@ -41,7 +41,8 @@ def layer_norm(
     x is (..., D), weight and bias (D,) or None, in x's dtype; next to a 16-bit x both may be
     float32. NumPy arrays are computed in float64; torch tensors are differentiable in all three.
     Backward keeps x and two numbers per row; with `save_statistics=False` it recomputes the two
-    numbers. Autocast does what it does to torch's norms: on CUDA the result is float32.
+    numbers. Second derivatives raise an error, except on a CPU, where torch's layer norm serves.
+    Autocast does what it does to torch's norms: on CUDA the result is float32.
     """
     x, weight, bias = _autocast(x=x, weight=weight, bias=bias)
     arrays = _present(x=x, weight=weight, bias=bias)
@@ -95,7 +96,8 @@ def rms_norm(
     """weight · x / √(mean(x²) + eps) over the last axis, in x's dtype.
 
     With a residual, x + residual is normed, and the sum is returned too: `Normed(y, residual)`.
-    Dtypes and autocast are as for `layer_norm`.
+    Dtypes and autocast are as for `layer_norm`. On a CPU torch's own RMS norm serves rows that fit
+    in a core's cache, and keeps for backward what it needs.
     """
     x, weight, residual = _autocast(x=x, weight=weight, residual=residual)
     arrays = _present(x=x, weight=weight, residual=residual)

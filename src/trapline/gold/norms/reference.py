@@ -18,6 +18,8 @@ from torch.nn import functional
 
 #: Elements per thread of a block of rows: its temporaries stay in a core's cache.
 _BLOCK = 1 << 17
+#: Elements per thread up to which torch's RMS norm is faster, without and with gradients.
+_MOST, _MOST_RECORDED = 1 << 17, 1 << 16
 
 
 def forward(
@@ -37,21 +39,27 @@ def forward(
     return y, x.new_empty(0) if residual is None else total, mean, rstd
 
 
-def normed(
+def torch_norm(
     x: Tensor,
     residual: Tensor | None,
     w: Tensor | None,
     b: Tensor | None,
     eps: float,
     centred: bool,
-) -> tuple[Tensor, Tensor]:
-    """y and total of `forward`, for calls whose statistics are not kept."""
-    rows = x if residual is None else x + residual
-    torch_can = b is None and (w is None or w.dtype == x.dtype) and x.device.type == "cpu"
-    if centred or not torch_can or not 0 < x.numel() <= _BLOCK * torch.get_num_threads():
-        return forward(x, residual, w, b, eps, centred)[:2]
-    y = functional.rms_norm(rows, rows.shape[-1:], w, eps)
-    return y, x if residual is None else rows
+    is_recorded: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """y and total by torch's differentiable functions where they are the fastest, else None."""
+    if x.device.type != "cpu":
+        return None
+    if centred:
+        total = x if residual is None else x + residual
+        return _layer_norm(total, w, b, eps)[0], total
+    most = _MOST_RECORDED if is_recorded else _MOST
+    fits = b is None and (w is None or w.dtype == x.dtype)
+    if not fits or not 0 < x.numel() <= most * torch.get_num_threads():
+        return None
+    total = x if residual is None else x + residual
+    return functional.rms_norm(total, total.shape[-1:], w, eps), total
 
 
 def backward(
@@ -169,8 +177,9 @@ def _rms_norm_backward(
 
 
 def _rstd(rows: Tensor, eps: float) -> Tensor:
-    squares: Tensor = torch.linalg.vecdot(rows, rows).unsqueeze_(-1)
-    return squares.div_(rows.shape[-1]).add_(eps).rsqrt_()
+    # The fastest sum of squares that torch has: it needs no temporary of the rows' size.
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return norms.square_().div_(rows.shape[-1]).add_(eps).rsqrt_()
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from trapline.gold.fallback import first_that_compiles
 from trapline.gold.impl import Impl
 from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.norms import reference
-from trapline.gold.operators import operator, recorded, transformed
+from trapline.gold.operators import applied, operator, recorded, transformed
 
 _Kernels = Callable[..., tuple[Tensor, ...]]
 _Tiers = dict[str, Callable[[], tuple[Tensor, ...]]]
@@ -35,13 +35,16 @@ def norm(
 ) -> tuple[Tensor, Tensor]:
     """(y, total): y = norm(total) · weight + bias, total = x + residual if given."""
     tensors = x, residual, weight, bias
-    if not recorded(*tensors):
-        if impl == "torch" and not transformed():
-            return reference.normed(*tensors, eps, centred)
+    is_recorded = recorded(*tensors)
+    recomputed = is_recorded and centred and not save_statistics
+    if impl == "torch" and not recomputed and not transformed():
+        by_torch = reference.torch_norm(*tensors, eps, centred, is_recorded)
+        if by_torch is not None:
+            return by_torch
+    if is_recorded:
+        y, total, _, _ = applied(_Norm, *tensors, eps, centred, save_statistics, impl)
+    else:
         y, total, _, _ = _forward(*tensors, eps, centred, impl)
-        return y, total
-    function: Any = _Norm
-    y, total, _, _ = function.apply(*tensors, eps, centred, save_statistics, impl)
     return y, total
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from trapline.gold.attention.dense import Problem, compute_dtype, heads_per_kv_head
 
 #: torch's own kernels for CPUs; looking up an overload costs as much as a small call.
-_CPU_FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_FORWARD: Any = torch._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 #: Large enough to hide torch's cost per call, small enough for a core's cache.
 TILE = 256
@@ -213,12 +213,22 @@ def cpu_kernel_supports(problem: Problem) -> str | None:
     return None if q.numel() and k.numel() else "empty tensors"
 
 
+def torch_differentiates(problem: Problem) -> bool:
+    """Whether autograd may record torch's kernel itself: it keeps what we would keep.
+
+    Of 16-bit inputs it would keep float32 copies.
+    """
+    dtype = problem.q.dtype
+    return dtype == compute_dtype(dtype) and cpu_kernel_supports(problem) is None
+
+
 def cpu_kernel_forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """out and lse, contiguous. A 16-bit softmax would round its weights, so it is widened."""
+    """out and lse, laid out with tokens before heads as torch leaves them.
+
+    A 16-bit softmax would round its weights, so it is widened.
+    """
     out, lse = _CPU_FORWARD(*_operands(problem), 0.0, _is_causal(problem), scale=problem.scale)
-    if out.dtype != problem.q.dtype:
-        out = out.to(problem.q.dtype)
-    return out.contiguous(), lse.contiguous()
+    return out.to(problem.q.dtype), lse
 
 
 def cpu_kernel_backward(
@@ -229,7 +239,7 @@ def cpu_kernel_backward(
     q, k, v = _operands(problem)
     given = _plain(dout, dtype), q, k, v, _plain(out, dtype), lse
     grads = _CPU_BACKWARD(*given, 0.0, _is_causal(problem), scale=problem.scale)
-    dq, dk, dv = (x.to(problem.q.dtype).contiguous() for x in grads)
+    dq, dk, dv = (x.to(problem.q.dtype) for x in grads)
     return dq, dk, dv
 
 

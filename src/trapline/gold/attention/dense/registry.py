@@ -18,8 +18,8 @@ from torch import Tensor
 from trapline.gold.attention.dense import Problem, compute_dtype, reference
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
 from trapline.gold.fallback import first_that_compiles, gluon_is_tested, untested_release
-from trapline.gold.no_double_backward import differentiated_once
-from trapline.gold.operators import operator, recorded, transformed
+from trapline.gold.no_double_backward import differentiated_once, refuse_second_derivatives
+from trapline.gold.operators import applied, operator, recorded, transformed
 
 _PROBLEM = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_q, Tensor? cu_k, int max_q, int max_k, "
@@ -52,11 +52,16 @@ class Attention(torch.autograd.Function):
         return (*grads, *[None] * 10)
 
 
-def attention(problem: Problem, impl: str) -> tuple[Tensor, ...]:
-    """out and lse, differentiable."""
+def attention(problem: Problem, impl: str, *, with_lse: bool = True) -> tuple[Tensor, ...]:
+    """out, differentiable, and lse, which is differentiable only `with_lse`."""
     if not recorded(*problem[:3]):
         return _forward(*problem, impl)
-    found: tuple[Tensor, ...] = Attention.apply(*problem, impl)  # type: ignore[no-untyped-call]
+    by_torch = impl == "torch" and not with_lse and not transformed()
+    if by_torch and reference.torch_differentiates(problem):
+        out, lse = _by_reference(reference.cpu_kernel_forward, problem)
+        refuse_second_derivatives("attention", out)
+        return out, lse
+    found: tuple[Tensor, ...] = applied(Attention, *problem, impl)
     return found
 
 
@@ -94,7 +99,7 @@ def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     *fields, impl = arguments
     problem = Problem(*fields)
     if impl == "torch":
-        return _by_reference(reference.forward, problem)
+        return _contiguous(_by_reference(reference.forward, problem))
     tiers = forward_tiers()
     return _by_kernels("attention", problem, impl, tiers, (), reference.forward)
 
@@ -108,11 +113,17 @@ def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     """dq, dk, dv: the arguments are dout, dlse, out, lse, a problem and the implementation."""
     dout, dlse, out, lse, *fields, impl = arguments
     if impl == "torch":
-        return _by_reference(reference.backward, Problem(*fields), out, lse, dout, dlse)
+        found = _by_reference(reference.backward, Problem(*fields), out, lse, dout, dlse)
+        return _contiguous(found)
     problem = Problem(*fields)
     dlse = torch.zeros_like(lse) if dlse is None else dlse
     saved, tiers = (out, lse, dout, dlse), backward_tiers()
     return _by_kernels("attention's gradient", problem, impl, tiers, saved, reference.backward)
+
+
+def _contiguous(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results of an operator have the strides that its shapes promise."""
+    return tuple(x.contiguous() for x in results)
 
 
 def _by_kernels(
