@@ -87,6 +87,28 @@ class Burst:
         return path
 
 
+def kernels(runner: Any, header: dict[str, Any]) -> dict[str, Any]:
+    """`op: kernels`: microseconds of each kernel in one call a slot, by torch's profiler.
+
+    A label, not a measure: this process could say anything.
+    """
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    slots = [runner.values(nodes) for nodes in header["slots"]]
+    runner.answer.call(header["entry"], slots[0])
+    runner.memory.drain()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for values in slots:
+            runner.answer.call(header["entry"], values)
+        runner.memory.drain()
+    found: dict[str, float] = {}
+    for event in seen.events() or ():
+        if event.device_type == DeviceType.CUDA:
+            found[event.name] = found.get(event.name, 0.0) + event.time_range.elapsed_us()
+    return {"kernels": found}
+
+
 def run(runner: Any, header: dict[str, Any]) -> dict[str, Any]:
     """`op: burst`: prepares on the first request with this number, runs on the others."""
     kept = runner.__dict__.setdefault("bursts", {})

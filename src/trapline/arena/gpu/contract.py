@@ -94,7 +94,8 @@ class Timed:
     #: Makes the arguments of one call; called once for each buffer that the clock rotates through.
     make: Callable[[np.random.Generator], tuple[Any, ...]]
     #: The least that any implementation must do: bytes to `read` and `write`, operations of a
-    #: matrix product in `bfloat16` or `float32`.
+    #: matrix product in `bfloat16` or `float32`. Other operations (`vector`) bound no time; they
+    #: place the shape in the roofline plot.
     light: Mapping[str, float]
     #: GPU memory beyond inputs and outputs that costs no points, in bytes.
     workspace: int = 64 << 20

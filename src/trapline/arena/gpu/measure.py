@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, Violation
+from trapline.arena.gpu import nvml
 from trapline.arena.gpu.contract import Entry, Output, Timed, bfloat16, entries
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.gpu.rig import GpuSubmission
@@ -25,6 +27,10 @@ IMPOSSIBLE = 0.9
 #: Memory this many times as large as what is free of charge is worth nothing.
 USELESS_MEMORY = 32.0
 SAMPLE_SECONDS = 0.0005
+#: Slots whose calls are profiled; kernels that are named, and characters of a name.
+PROFILED, MOST_KERNELS, LONGEST_NAME = 4, 12, 160
+#: Kinds of operations in a shape's `light`.
+OPERATIONS = ("bfloat16", "float32", "vector")
 #: Challenge digest → shape → times and name of the fastest baseline.
 _BASELINES: dict[str, dict[str, tuple[Times, str]]] = {}
 LIGHTS = Path(__file__).with_name("lights")
@@ -109,6 +115,21 @@ def score(seconds: float, light: float, baseline: float) -> float:
     return min(1.0, 0.5 + 0.5 * (baseline - seconds) / (baseline - light))
 
 
+@dataclass
+class Used:
+    """What one timed shape took of the GPU."""
+
+    timed: Timed
+    times: Times
+    #: Bytes beyond inputs and outputs during the first call, and since then, graphs included.
+    peak: int
+    growth: int
+    #: Right after the timing.
+    clocks: dict[str, int]
+    #: Name → share of the GPU's time.
+    kernels: dict[str, float] = field(default_factory=dict)
+
+
 class Measurer:
     """Measures one answer on the timed shapes of its challenge."""
 
@@ -132,17 +153,16 @@ class Measurer:
             for ring in rings:
                 ring.release()
         rows = [
-            _row(timed, times, found.seconds(timed.light), baselines[timed.name], gold)
-            for timed, (times, _), gold in zip(self.shapes, mine, right, strict=True)
+            _row(used, found.seconds(used.timed.light), baselines[used.timed.name], gold)
+            for used, gold in zip(mine, right, strict=True)
         ]
         total = 100.0 * sum(row["score"] for row in rows) / len(rows)
         ratio = math.prod(row["baseline"] / row["seconds"] for row in rows) ** (1 / len(rows))
         reason = f"{ratio:.2f} times as fast as torch's best, over {len(rows)} shapes"
         raw = {"shapes": rows, "lights": found.rates}
-        used = [(timed, peak) for timed, (_, peak) in zip(self.shapes, mine, strict=True)]
         return {
             "speed": Dimension(score=round(total, 1), reason=reason, evidence=raw),
-            "memory": _memory(used),
+            "memory": _memory(mine),
         }, raw
 
     def _gold(self, rings: list[Ring]) -> list[Times]:
@@ -185,8 +205,8 @@ class Measurer:
                 if best is None or times.best < best[0].best:
                     known[ring.timed.name] = times, folder.name
 
-    def _answer(self, rings: list[Ring]) -> list[tuple[Times, int]]:
-        """The answer's times and the memory that it took."""
+    def _answer(self, rings: list[Ring]) -> list[Used]:
+        """The answer's times, the memory that it took, and what its kernels are called."""
         found = []
         with self.answer.fresh() as answer:
             assert isinstance(answer, GpuSubmission)
@@ -197,7 +217,12 @@ class Measurer:
                 first.poison_outputs()
                 with self._watched() as peak:
                     answer.tell(order, first.placed)
-                found.append((Clock(ring, answer).times(), peak[0]))
+                before = self.rig.judge.ask("free_bytes")
+                times, clocks = Clock(ring, answer).times(), nvml.state()
+                growth = max(0, before - self.rig.judge.ask("free_bytes"))
+                found.append(Used(ring.timed, times, peak[0], growth, clocks))
+            for used, ring in zip(found, rings, strict=True):
+                used.kernels = _kernels(ring, answer)
         return found
 
     @contextmanager
@@ -221,9 +246,36 @@ class Measurer:
             peak[0] = max(peak[0], before - self.rig.judge.ask("free_bytes"))
 
 
-def _row(
-    timed: Timed, mine: Times, light: float, baseline: tuple[Times, str], gold: Times
-) -> dict[str, Any]:
+def _kernels(ring: Ring, answer: GpuSubmission) -> dict[str, float]:
+    """Shares of the GPU's time by kernel, as the answer's own process reports them: a label."""
+    slots = ring.slots[:PROFILED]
+    header = {
+        "op": "kernels",
+        "entry": ring.timed.entry,
+        "slots": [slot.nodes for slot in slots],
+    }
+    try:
+        reply = answer.tell(header, [place for slot in slots for place in slot.placed])
+    except Violation:
+        return {}
+    said = reply.get("kernels")
+    return shares(said) if isinstance(said, dict) else {}
+
+
+def shares(microseconds: Mapping[Any, Any]) -> dict[str, float]:
+    """The longest kernels with their share of the sum; other values than times are left out."""
+    known = {
+        str(name)[:LONGEST_NAME]: float(value)
+        for name, value in microseconds.items()
+        if isinstance(value, int | float) and 0 < value < math.inf
+    }
+    total = sum(known.values())
+    longest = sorted(known.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
+    return {name: round(value / total, 4) for name, value in longest}
+
+
+def _row(used: Used, light: float, baseline: tuple[Times, str], gold: Times) -> dict[str, Any]:
+    timed, mine = used.timed, used.times
     if mine.best < IMPOSSIBLE * light:
         raise Violation(
             f"{timed.name} took {mine.best * 1e6:.1f} µs, where {light * 1e6:.1f} µs is the least "
@@ -240,15 +292,22 @@ def _row(
         "baseline name": baseline[1],
         "gold": gold.best,
         "score": score(mine.best, light, baseline[0].best),
+        "bytes": sum(timed.light.get(kind, 0.0) for kind in ("read", "write")),
+        "operations": sum(timed.light.get(kind, 0.0) for kind in OPERATIONS),
+        "clocks": used.clocks,
+        "kernels": used.kernels,
     }
 
 
-def _memory(used: list[tuple[Timed, int]]) -> Dimension:
+def _memory(measured: list[Used]) -> Dimension:
     points, words = [], []
-    for timed, peak in used:
-        excess = max(1.0, peak / max(1, timed.workspace))
+    for used in measured:
+        excess = max(1.0, used.peak / max(1, used.timed.workspace))
         points.append(max(0.0, 1.0 - math.log(excess) / math.log(USELESS_MEMORY)))
-        words.append(f"{peak / 2**20:.0f} MiB for {timed.name}")
-    evidence = {timed.name: peak for timed, peak in used}
+        words.append(f"{used.peak / 2**20:.0f} MiB for {used.timed.name}")
+    evidence = {
+        "peak": {used.timed.name: used.peak for used in measured},
+        "growth over all timed calls": {used.timed.name: used.growth for used in measured},
+    }
     reason = "beyond inputs and outputs: " + ", ".join(words)
     return Dimension(score=round(100 * min(points), 1), reason=reason, evidence=evidence)

@@ -12,6 +12,7 @@ from trapline.arena.gpu.memory import device_here, why_no_gpu
 from trapline.arena.gpu.nvml import driver_version
 from trapline.arena.gpu.rig import GpuSubmission, Rig
 from trapline.arena.process.proxy import Submission
+from trapline.arena.process.session import SandboxConfig
 from trapline.arena.record import GPU_FACTS, Level
 
 #: With this variable, host memory and Triton's interpreter stand in for a GPU. For tests.
@@ -50,7 +51,13 @@ def open_submission(
     *,
     full: bool = False,
 ) -> Submission:
-    config = challenge.sandbox_config(level, call_seconds)
+    return open_with(challenge, folder, challenge.sandbox_config(level, call_seconds), full=full)
+
+
+def open_with(
+    challenge: Challenge, folder: Path, config: SandboxConfig, *, full: bool = False
+) -> Submission:
+    """The submission in this folder, in a sandbox of this kind."""
     if challenge.track == "cpu":
         return Submission(folder, config, full=full)
     contract = entries(challenge.module("cases"))

@@ -37,6 +37,8 @@ ALIGNMENT = 16
 IMPORT_SECONDS = 180.0
 #: Between the two looks at an output: what a stopped process started earlier would show up.
 LATE_SECONDS = 0.002
+#: Of a compiler's log, in characters.
+MOST_LOG = 4000
 #: An array that fills less of its span than one part in so many is written row by row.
 _SPARSE = 64
 
@@ -215,6 +217,8 @@ class GpuSubmission(Submission):
         self.entries, self.rig = entries, rig
         #: What nvcc made of solution.cu, for the next runner.
         self._library = b""
+        #: What nvcc said of solution.cu; empty for Python.
+        self.compile_log = ""
         self._mapped: set[int] = set()
 
     def start(self, entries: Sequence[str]) -> list[str]:
@@ -229,6 +233,7 @@ class GpuSubmission(Submission):
             self._note(violation)
             raise
         self._library = bytes(body) if reply.get("bytes") else b""
+        self.compile_log = str(reply.get("log") or self.compile_log)[:MOST_LOG]
         missing = reply.get("missing")
         return [str(name) for name in missing] if isinstance(missing, list) else list(entries)
 

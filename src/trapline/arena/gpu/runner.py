@@ -100,7 +100,7 @@ class CudaAnswer:
 
     def __init__(self, folder: str, memory: Any, library: bytes, include: str) -> None:
         self.memory, self.stream = memory, memory.stream()
-        self.library = library or compiled(folder, memory, include)
+        self.library, self.log = (library, "") if library else compiled(folder, memory, include)
         path = os.path.abspath("solution.so")
         with open(path, "wb") as file:
             file.write(self.library)
@@ -138,15 +138,15 @@ def _argument(value: Any) -> Any:
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int64(int(value))
 
 
-def compiled(folder: str, memory: Any, include: str) -> bytes:
-    """The library made from `solution.cu`, for this GPU."""
+def compiled(folder: str, memory: Any, include: str) -> tuple[bytes, str]:
+    """The library made from `solution.cu`, for this GPU, and what the compiler said."""
     found = shutil.which("nvcc", path="/usr/local/cuda/bin:" + os.environ.get("PATH", ""))
     if found is None:
         raise CompileError("nvcc is not installed on this machine")
     arch = f"sm_{memory.attribute('major')}{memory.attribute('minor')}"
     arch += "a" if arch == "sm_90" else ""
     command = [found, f"-arch={arch}", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC"]
-    command += ["-I", include, "-I", folder, "-o", "compiled.so", "-lcuda"]
+    command += ["-Xptxas", "-v", "-I", include, "-I", folder, "-o", "compiled.so", "-lcuda"]
     command.append(os.path.join(folder, SUBMISSION + ".cu"))
     try:
         done = subprocess.run(
@@ -154,12 +154,12 @@ def compiled(folder: str, memory: Any, include: str) -> bytes:
         )
     except OSError as error:
         raise CompileError(f"nvcc cannot be started here: {error}") from None
+    log = (done.stdout + done.stderr).replace(folder + "/", "")
     if done.returncode:
-        log = (done.stdout + done.stderr).replace(folder + "/", "")
         lines = [line for line in log.splitlines() if "error" in line] or log.splitlines()
         raise CompileError("\n".join(lines[:8])[:_MOST_LOG] or "nvcc failed without a message")
     with open("compiled.so", "rb") as file:
-        return file.read()
+        return file.read(), log[:_MOST_LOG]
 
 
 class Runner:
@@ -213,8 +213,9 @@ class Runner:
         else:
             self.answer = CudaAnswer(self.folder, self.memory, bytes(body), beside)
         library = getattr(self.answer, "library", b"")
-        missing = self.answer.missing(header["entries"])
-        return {"op": "imported", "missing": missing, "bytes": len(library)}, [library]
+        missing, log = self.answer.missing(header["entries"]), getattr(self.answer, "log", "")
+        told = {"op": "imported", "missing": missing, "bytes": len(library), "log": log}
+        return told, [library]
 
     def do_map(self, header: dict[str, Any], _: Any) -> Any:
         _, lent, _, _ = socket.recv_fds(self.descriptors, 1, 1)
@@ -239,6 +240,9 @@ class Runner:
     def do_burst(self, header: dict[str, Any], _: Any) -> Any:
         """Prepared bursts are kept: preparing is not part of what is timed."""
         return ({"op": "result", **self.modules["burst"].run(self, header)},)
+
+    def do_kernels(self, header: dict[str, Any], _: Any) -> Any:
+        return ({"op": "result", **self.modules["burst"].kernels(self, header)},)
 
     def number(self, probe: dict[str, Any], raw: bytes) -> float:
         """The value of one element of an output."""

@@ -16,7 +16,7 @@ import trapline
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, NotMeasuredError, Violation
 from trapline.arena.gpu.measure import Measurer
-from trapline.arena.gpu.opening import machine_facts, open_submission, why_not_gradable
+from trapline.arena.gpu.opening import machine_facts, open_with, why_not_gradable
 from trapline.arena.gpu.rig import GpuSubmission
 from trapline.arena.judge import contamination, measure, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
@@ -26,7 +26,7 @@ from trapline.arena.judge.inspection import Inspection, code_dimension, forbidde
 from trapline.arena.judge.intake import Intake
 from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests, tests_once
 from trapline.arena.judge.reproduction import recorded
-from trapline.arena.judge.request import GradeRequest
+from trapline.arena.judge.request import GradeRequest, entry_files
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
 from trapline.arena.process.session import SandboxConfig
@@ -72,8 +72,7 @@ def grade(
         elif intake.refused:
             _refuse(challenge, verdict, intake.refused)
         else:
-            examine = _examine_on_gpu if challenge.track == "gpu" else _examine
-            examine(request, challenge, intake, verdict, on_step)
+            _examine(request, challenge, intake, verdict, on_step)
     except ArenaError as error:
         verdict = Verdict(state="infra_error", reason=str(error))
     return _bundle(request, challenge, intake, verdict, started, time.perf_counter() - clock)
@@ -83,17 +82,25 @@ def _is_starter(challenge: Challenge, intake: Intake) -> bool:
     """Whether the solution is still the one that the workspace was deployed with."""
     starter = challenge.folder / "starter" / "solution.py"
     given = starter.read_text() if starter.is_file() else None
-    return intake.texts()[0].get("solution.py") == given
+    texts = intake.texts()[0]
+    answers = [name for name in entry_files("", challenge.track) if name in texts]
+    return all(texts[name] == given for name in answers)
 
 
 def _examine(
     request: GradeRequest, challenge: Challenge, intake: Intake, verdict: Verdict, on_step: OnStep
 ) -> None:
+    if challenge.track == "gpu" and (reason := why_not_gradable()):
+        verdict.fail(reason, "not_run")
+        return
     with tempfile.TemporaryDirectory(prefix="trapline-") as name:
         folder = Path(name)
         intake.write(folder)
         verdict.raw["contamination"] = contamination.evidence(challenge, intake.texts()[0])
         on_step("reading")
+        if challenge.track == "gpu":  # which asks for no tests and forbids no call
+            _convict(_ask(request, challenge, intake, folder, verdict, on_step), verdict)
+            return
         if request.checks_only:
             # Side by side: nothing is timed.
             with ThreadPoolExecutor(max_workers=1) as reader:
@@ -107,7 +114,8 @@ def _examine(
             test = own_tests if "tests" in challenge.plan.weights else tests_once
             verdict.dimensions["tests"] = test(folder, challenge, request.level, inspection)
             verdict.dimensions["code"] = code_dimension(inspection)
-        _convict(challenge, submission, inspection, verdict)
+        _convict_code(challenge, inspection, verdict)
+        _convict(submission, verdict)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
 
 
@@ -133,8 +141,10 @@ def _ask(
 ) -> Submission:
     """Runs and measures the submission; returns it ended, with what it did to the channel."""
     config = _config(request, challenge, intake)
-    with Submission(folder, config, full=request.full) as submission:
+    with open_with(challenge, folder, config, full=request.full) as submission:
         trouble = _import(challenge, submission)
+        if isinstance(submission, GpuSubmission) and submission.compile_log:
+            verdict.raw["compile log"] = submission.compile_log
         if trouble:
             _refuse(challenge, verdict, trouble)
         else:
@@ -150,30 +160,6 @@ def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> Sand
     if challenge.profile is None or challenge.flaw or ADAPTER not in intake.files:
         return config
     return replace(config, entry=Path(ADAPTER).stem)
-
-
-def _examine_on_gpu(
-    request: GradeRequest, challenge: Challenge, intake: Intake, verdict: Verdict, on_step: OnStep
-) -> None:
-    """As `_examine`, without the dimensions that a GPU answer does not have."""
-    reason = why_not_gradable()
-    if reason:
-        verdict.fail(reason, "not_run")
-        return
-    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
-        folder = Path(name)
-        intake.write(folder)
-        on_step("compiling")
-        with open_submission(challenge, folder, request.level, full=request.full) as submission:
-            trouble = _import(challenge, submission)
-            if trouble:
-                _refuse(challenge, verdict, trouble)
-            else:
-                _check(request, challenge, submission, verdict, on_step)
-                del verdict.dimensions["robustness"]  # GPU contracts ask for no refusals
-                _measure(request, challenge, submission, verdict, on_step)
-        if submission.forgeries:
-            verdict.fail(f"tampered with the channel: {submission.forgeries[0]}", "hack")
 
 
 def _import(challenge: Challenge, submission: Submission) -> str:
@@ -391,10 +377,8 @@ _GPU_HOOKS = {"precision": "precision", "gpu": "timed"}
 _MEASURES = {"precision": _precision, "memory": _memory, "speed": _speed}
 
 
-def _convict(
-    challenge: Challenge, submission: Submission, inspection: Inspection, verdict: Verdict
-) -> None:
-    """Marks attacks, and calls of what the task forbids, as `hack`."""
+def _convict_code(challenge: Challenge, inspection: Inspection, verdict: Verdict) -> None:
+    """Marks calls of what the task forbids as `hack`."""
     if challenge.plan.forbidden and inspection.not_measured:
         raise ArenaError(inspection.not_measured)
     if challenge.plan.forbidden and not inspection.code and verdict.state == "pass":
@@ -404,6 +388,10 @@ def _convict(
     uses = forbidden_uses(inspection, challenge.plan.forbidden)
     if uses:
         verdict.fail(f"uses what the task forbids: {', '.join(uses)}", "hack")
+
+
+def _convict(submission: Submission, verdict: Verdict) -> None:
+    """Marks attacks on the channel as `hack`."""
     if submission.forgeries:
         verdict.fail(f"tampered with the channel: {submission.forgeries[0]}", "hack")
 

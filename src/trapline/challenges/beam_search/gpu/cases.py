@@ -153,7 +153,11 @@ def _timed(prompts: int, beams: int, tokens: int) -> Timed:
         name=f"{prompts} prompts, {beams} beams, {tokens} tokens float32",
         entry="beam_step",
         make=make,
-        light={"read": 4.0 * prompts * beams * tokens, "write": 13.0 * prompts * beams},
+        light={
+            "read": 4.0 * prompts * beams * tokens,
+            "write": 13.0 * prompts * beams,
+            "vector": 2.0 * prompts * beams * tokens,  # an addition and a comparison
+        },
     )
 
 

@@ -137,7 +137,12 @@ def _timed(rows: int, vocabulary: int, k: int) -> Timed:
         name=f"{rows}×{vocabulary} float32, k {k}",
         entry="softmax_topk",
         make=make,
-        light={"read": 4.0 * rows * vocabulary, "write": 12.0 * rows * k},
+        light={
+            "read": 4.0 * rows * vocabulary,
+            "write": 12.0 * rows * k,
+            # Two maxima, a difference, its scale, an exponential, a sum.
+            "vector": 6.0 * rows * vocabulary,
+        },
     )
 
 

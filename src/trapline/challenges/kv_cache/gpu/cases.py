@@ -256,7 +256,10 @@ def _timed(sequences: int, length: int, sizes: Sizes) -> Timed:
         name=f"attention, {sequences} sequences of {length}, H {H}, G {G}, D {D} bfloat16",
         entry="paged_attention",
         make=make,
-        light={"read": 4.0 * sequences * (length - page) * G * D},
+        light={
+            "read": 4.0 * sequences * (length - page) * G * D,
+            "vector": 4.0 * sequences * (length - page) * H * D,
+        },
     )
 
 

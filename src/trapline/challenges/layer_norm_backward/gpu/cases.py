@@ -207,7 +207,12 @@ def _timed(rows: int, width: int, dtype: str) -> Timed:
         name=f"backward, {rows}×{width} {dtype}",
         entry="layer_norm_backward",
         make=make,
-        light={"read": 2 * rows * width * size, "write": rows * width * size},
+        light={
+            "read": 2 * rows * width * size,
+            "write": rows * width * size,
+            # x̂ 2, its gradient 1, two sums 3, gamma and beta 3, dx 4.
+            "vector": 13 * rows * width,
+        },
     )
 
 
@@ -222,7 +227,12 @@ def _timed_forward(rows: int, width: int, dtype: str) -> Timed:
         name=f"forward, {rows}×{width} {dtype}",
         entry="layer_norm_forward",
         make=make,
-        light={"read": rows * width * size, "write": rows * width * size},
+        light={
+            "read": rows * width * size,
+            "write": rows * width * size,
+            # Sum; centre; square, sum; scale; weight; bias.
+            "vector": 7 * rows * width,
+        },
     )
 
 

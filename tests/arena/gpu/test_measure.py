@@ -1,0 +1,86 @@
+"""Speed and memory of GPU answers, with host memory in place of a GPU."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trapline.arena.errors import Violation
+from trapline.arena.gpu import measure
+from trapline.arena.gpu.contract import Entry, Output, Timed
+from trapline.arena.gpu.measure import Lights, Measurer, shares
+from trapline.arena.gpu.rig import GpuSubmission, Rig
+from trapline.arena.gpu.timing import Clock, Times
+from trapline.arena.process.isolation.spec import SandboxLimits
+from trapline.arena.process.session import SandboxConfig
+
+ENTRIES = {"double": Entry(lambda x: (Output(x.shape, "float32"),))}
+SOURCE = "def double(x, y):\n    y.copy_(2 * x)\n"
+SHAPE = Timed(
+    "64 float32",
+    "double",
+    lambda rng: (rng.standard_normal((8, 8)).astype(np.float32),),
+    {"read": 256.0, "write": 256.0, "vector": 64.0},
+)
+
+
+@pytest.fixture
+def measurer(tmp_path, monkeypatch):
+    """Measures SOURCE, which is the gold solution and the only baseline as well."""
+    # The clock has tests of its own; times of so small a call are noise.
+    times = Times("eager", [3e-5, 2e-5, 1e-5], 4e-5)
+    monkeypatch.setattr(Clock, "times", lambda *_: times)
+    monkeypatch.setattr(measure, "_BASELINES", {})
+    lights = {"copy": 1e12, "read": 1e12, "bfloat16": 1e15, "float32": 1e14}
+    monkeypatch.setattr(measure, "lights", lambda _: Lights(lights))
+    for name in ("solution", "baselines/eager"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "solution.py").write_text(SOURCE)
+    cases = SimpleNamespace(ENTRIES=ENTRIES, timed=lambda: [SHAPE])
+    challenge = SimpleNamespace(
+        id="double",
+        digest="1",
+        folder=tmp_path,
+        solution=tmp_path / "solution",
+        module=lambda _: cases,
+    )
+    limits = SandboxLimits(memory_mb=4096, processes=64, file_mb=256)
+    config = SandboxConfig("landlock", limits, 30.0, ("torch",), device="cpu")
+    with Rig("cpu") as rig, GpuSubmission(tmp_path / "solution", config, ENTRIES, rig) as answer:
+        yield Measurer(challenge, answer)
+
+
+def test_a_row_has_what_the_roofline_needs(measurer):
+    dimensions, raw = measurer.measure()
+    (row,) = raw["shapes"]
+    assert (row["bytes"], row["operations"]) == (512.0, 64.0)
+    assert row["light"] == 512 / 1e12
+    assert row["baseline name"] == "eager"
+    assert row["seconds"] == row["gold"] == row["baseline"] == 2e-5
+    assert (row["latency"], row["mode"], row["score"]) == (4e-5, "eager", 0.5)
+    assert row["kernels"] == {}  # there is no GPU to profile
+    assert dimensions["speed"].score == 50.0
+    evidence = dimensions["memory"].evidence
+    assert list(evidence["peak"]) == list(evidence["growth over all timed calls"]) == [SHAPE.name]
+
+
+def test_a_time_below_the_speed_of_light_is_refused(measurer, monkeypatch):
+    slow = {"copy": 1.0, "read": 1.0, "bfloat16": 1.0, "float32": 1.0}
+    monkeypatch.setattr(measure, "lights", lambda _: Lights(slow))
+    with pytest.raises(Violation, match="is the least that this GPU needs"):
+        measurer.measure()
+
+
+def test_shares_of_kernels_add_up_and_are_cut():
+    assert shares({"gemm": 3.0, "copy": 1.0}) == {"gemm": 0.75, "copy": 0.25}
+    many = shares({f"kernel {number}": 1.0 for number in range(50)})
+    assert len(many) == measure.MOST_KERNELS
+    (name,) = shares({"x" * 1000: 1.0})
+    assert len(name) == measure.LONGEST_NAME
+
+
+def test_what_is_no_time_gets_no_share():
+    lies = {"nan": math.nan, "inf": math.inf, "text": "1", "none": None, "less": -1.0, "true": 2}
+    assert shares(lies) == {"true": 1.0}
+    assert shares({}) == {}
