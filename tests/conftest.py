@@ -31,6 +31,14 @@ for name in (*_COLOURS, "COLUMNS", "LINES", "TERMINAL_WIDTH"):
     os.environ.pop(name, None)
 
 
+def pytest_runtest_setup(item):
+    """Tests marked `needs_gpu` run only where there is a GPU."""
+    if item.get_closest_marker("needs_gpu"):
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 def pytest_runtest_makereport(item, call):
     """With TRAPLINE_NO_SKIP=1 a test that skips for a missing tool is a failure."""
     if not os.environ.get("TRAPLINE_NO_SKIP") or item.get_closest_marker("needs_gpu"):

@@ -40,14 +40,6 @@ def compiled(run_script, tmp_path):
     return compile_by
 
 
-def pytest_runtest_setup(item):
-    """Tests marked `needs_gpu` run only where there is a GPU."""
-    if item.get_closest_marker("needs_gpu"):
-        torch = pytest.importorskip("torch")
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
-
-
 @pytest.fixture
 def entered(monkeypatch):
     """The tensors whose devices are current, the innermost last; no GPU is needed."""

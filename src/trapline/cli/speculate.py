@@ -25,7 +25,7 @@ def show_statistics(statistics: Any) -> None:
     by_depth = " ".join(f"{share:.2f}" for share in statistics.acceptance_by_depth())
     typer.echo(
         f"τ = {statistics.tau:.2f} tokens a pass ({statistics.tokens} tokens, "
-        f"{statistics.passes} passes, {statistics.drafted} drafted)",
+        f"{statistics.passes} passes, {statistics.drafted} drafted), {statistics.served_by}",
         err=True,
     )
     if by_depth:
