@@ -175,6 +175,8 @@ class Cell(Record):
     dimensions: dict[str, Dimension]
     cases: list[CheckResult]
     traps: list[CheckResult]
+    #: Figures that the challenge names, such as perplexity; compared, never scored.
+    measures: dict[str, float] = Field(default_factory=dict)
     #: Root causes of the failures, the most certain first.
     findings: list[Finding] = Field(default_factory=list)
     flaw: FlawOutcome = ""

@@ -1,10 +1,13 @@
 """One submission to one cell: right ones, wrong ones, and everything that goes wrong with them."""
 
+import math
 import textwrap
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from trapline.arena.judge import expect
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.intake import MAX_BYTES
 from trapline.arena.judge.request import GradeRequest
@@ -203,3 +206,16 @@ def test_worthless_suite_scores_zero(graded, gold_source, name):
     dimension = graded(gold_source, test_it=suite).dimensions["tests"]
     assert dimension.score == 0
     assert reason in dimension.reason
+
+
+def test_figures_of_the_challenge_are_recorded_or_left_out(graded, sorting, monkeypatch):
+    def measures(submission, rng):
+        values, _ = submission.sort_rows(np.array([[3.0, 1.0]]))
+        expect.equal(values, np.array([[1.0, 3.0]]), "values")
+        return {"calls of the model": 1.0, "perplexity": math.inf}
+
+    monkeypatch.setattr(sorting.module("cases"), "measures", measures, raising=False)
+    source = sorting.solution_files()["solution.py"]
+    assert graded(source).measures == {"calls of the model": 1.0}
+    wrong = source.replace("return np.take_along_axis(x, order, axis=1)", "return x")
+    assert graded(wrong).measures == {}

@@ -172,3 +172,34 @@ def test_anatomy_is_compared_where_it_is_known(cell):
     assert edges["files"].winners == []
     assert edges["files"].is_comparison
     assert not edges["cost"].is_comparison
+
+
+def test_figures_that_a_challenge_names_have_an_edge(cell):
+    def named(name, **measures):
+        return cell(name, "one", 90).model_copy(
+            update={"measures": {key.replace("_", " "): value for key, value in measures.items()}}
+        )
+
+    cells = [
+        named("a", perplexity=12.5, accepted_length=3.1, calls_of_the_model=16),
+        named("b", perplexity=20.0, accepted_length=2.9, calls_of_the_model=16),
+    ]
+    edges = {edge.criterion: edge for edge in duel(cells, ["a", "b"]).bouts[0].edges}
+    assert (edges["perplexity"].winners, edges["perplexity"].margin) == (["a"], "moderate")
+    assert edges["perplexity"].text("a") == "12.5"
+    assert (edges["accepted length"].winners, edges["accepted length"].margin) == (["a"], "narrow")
+    assert edges["accepted length"].text("b") == "2.9 tokens a pass"
+    assert edges["calls of the model"].winners == ["a", "b"]
+    assert not edges["cache bytes per token"].is_comparison
+
+
+def test_throughput_is_operations_over_time(cell):
+    def timed(name, milliseconds):
+        evidence = {"milliseconds": {"submission": milliseconds}, "operations": 5e9}
+        speed = Dimension(score=50.0, reason="", evidence=evidence)
+        return cell(name, "one", 90).model_copy(update={"dimensions": {"speed": speed}})
+
+    bout = duel([timed("a", 10.0), timed("b", 20.0)], ["a", "b"]).bouts[0]
+    edge = next(edge for edge in bout.edges if edge.criterion == "throughput")
+    assert (edge.text("a"), edge.text("b")) == ("0.5 TFLOP/s", "0.25 TFLOP/s")
+    assert edge.winners == ["a"]

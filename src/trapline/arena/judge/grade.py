@@ -1,5 +1,6 @@
 """Grades one submission: from its folder to a cell and the evidence it rests on."""
 
+import math
 import platform
 import tempfile
 import time
@@ -45,6 +46,7 @@ class Verdict:
     traps: list[CheckResult] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     flaw: FlawOutcome = ""
+    measures: dict[str, float] = field(default_factory=dict)
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
 
@@ -319,6 +321,25 @@ def _measure(
             verdict.dimensions[name] = Dimension(score=0.0, reason=f"could not be measured: {why}")
         finally:
             submission.settle()
+    verdict.measures = _named_measures(request, challenge, submission)
+
+
+def _named_measures(
+    request: GradeRequest, challenge: Challenge, submission: Submission
+) -> dict[str, float]:
+    """The figures that the challenge's hook `measures` takes; none where an answer is wrong."""
+    hook = getattr(challenge.module("cases"), "measures", None)
+    if hook is None:
+        return {}
+    try:
+        found: dict[str, float] = hook(submission, generator(request.seed, "measures"))
+    except ArenaError:
+        raise
+    except Exception:  # a wrong answer, or one of an unforeseen form
+        return {}
+    finally:
+        submission.settle()
+    return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
 
 
 def _measure_gpu(challenge: Challenge, submission: Submission, verdict: Verdict) -> None:
@@ -422,6 +443,7 @@ def _bundle(
         dimensions=verdict.dimensions,
         cases=verdict.cases,
         traps=verdict.traps,
+        measures=verdict.measures,
         findings=verdict.findings,
         flaw=verdict.flaw,
         submission_digest=intake.digest,

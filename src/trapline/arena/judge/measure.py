@@ -105,12 +105,14 @@ def speed(
     # A ratio that noise explains is that of the reference with itself.
     judged = 1.0 if abs(math.log(ratio)) <= noise else ratio
     score = _log_score(plan.full_marks_at / judged, best=1.0, worst=10.0)
-    evidence = {
+    evidence: dict[str, Any] = {
         "ratio": round(ratio, 4),
         "noise": round(noise, 4),
         "milliseconds": _milliseconds(slopes),
         "rounds": done,
     }
+    if operations := getattr(challenge.module("cases"), "OPERATIONS", 0):
+        evidence["operations"] = operations
     raw = {"timings": timings, "digests": digests}
     reason = f"{ratio:.2f} times the speed of the reference"
     return Dimension(score=score, reason=reason, evidence=evidence), raw

@@ -48,7 +48,8 @@ class Criterion:
         if self.unit == "points":
             return f"{value:.1f}"
         shown = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-        return f"{shown} {self.unit.removesuffix('s') if value == 1 else self.unit}"
+        unit = self.unit.removesuffix("s") if value == 1 else self.unit
+        return f"{shown} {unit}".rstrip()
 
 
 def _count_margin(difference: float) -> Margin:
@@ -108,6 +109,24 @@ def _milliseconds(evidence: Mapping[str, Any]) -> object:
     return (evidence.get("milliseconds") or {}).get("submission")
 
 
+def _teraflops(evidence: Mapping[str, Any]) -> object:
+    """Operations of a timed call over its time, where the challenge counts them."""
+    milliseconds, operations = _milliseconds(evidence), evidence.get("operations")
+    if not isinstance(milliseconds, float) or not milliseconds or not operations:
+        return None
+    return operations / milliseconds / 1e9
+
+
+def _named(name: str) -> Value:
+    """The mean over attempts of a figure that the challenge names."""
+
+    def value(cells: Sequence[Cell], _: Anatomies) -> float | None:
+        known = [cell.measures[name] for cell in cells if name in cell.measures]
+        return mean(known) if known else None
+
+    return value
+
+
 def _anatomy(name: str) -> Value:
     def value(cells: Sequence[Cell], anatomies: Anatomies) -> float | None:
         known = [anatomies[cell.bundle] for cell in cells if cell.bundle in anatomies]
@@ -132,6 +151,11 @@ CRITERIA = (
     Criterion("largest error", _measure("precision", _largest_error), "× careful", "lower", False),
     Criterion("peak memory", _measure("memory", _peak), "MiB", "lower", False),
     Criterion("time per call", _measure("speed", _milliseconds), "ms", "lower", False),
+    Criterion("throughput", _measure("speed", _teraflops), "TFLOP/s", "higher", False),
+    Criterion("perplexity", _named("perplexity"), "", "lower", False),
+    Criterion("cache bytes per token", _named("cache bytes per token"), "bytes", "lower", False),
+    Criterion("calls of the model", _named("calls of the model"), "calls", "lower", False),
+    Criterion("accepted length", _named("accepted length"), "tokens a pass", "higher", False),
     Criterion("lines of code", _anatomy("lines"), "lines", "lower"),
     Criterion("files", _anatomy("files"), "files", "neither"),
     Criterion("functions", _anatomy("functions"), "functions", "neither"),

@@ -291,3 +291,12 @@ def _best_of(
         live = [[*live[p], int(t)] for p, t in zip(parents, tokens, strict=True)]
         totals = reached[parents, tokens]
     return sorted([*pool, *(totals / steps).tolist()], reverse=True)[:width]
+
+
+def measures(submission: Submission, rng: np.random.Generator) -> dict[str, float]:
+    """How often four prompts of different lengths ask the model, all of them answered right."""
+    vocabulary, eos = 8, int(rng.integers(8))
+    model = lm.random_model(int(rng.integers(2**31)), vocabulary, eos_id=eos, eos_bonus=-2.0)
+    prompts = random_prompts(rng, 4, vocabulary)
+    asked = lm.run(submission, model, prompts, beam_width=4, max_new_tokens=16, eos_id=eos)
+    return {"calls of the model": float(len(asked.calls))}

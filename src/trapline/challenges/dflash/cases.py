@@ -344,3 +344,14 @@ def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: AR
         heaviest(table.tree_form(*got), log_q, budget)
 
     return Call("build_tree", (log_q, budget), {}, check)
+
+
+def measures(submission: Submission, rng: np.random.Generator) -> dict[str, float]:
+    """Passes of the target for 48 tokens with a drafter that is often right."""
+    vocabulary = 8
+    law = table.random_law(int(rng.integers(2**31)), vocabulary, eos_id=0, eos_bonus=-1e3)
+    draft = table.noisy_draft(int(rng.integers(2**31)), law, 4, vocabulary)
+    prompt = [int(t) for t in rng.integers(1, vocabulary, 3)]
+    got = table.run(submission, law, draft, prompt, max_new_tokens=48, eos_id=0, budget=12)
+    passes = len(got.target_prefixes)
+    return {"calls of the model": float(passes), "accepted length": len(got.tokens) / passes}

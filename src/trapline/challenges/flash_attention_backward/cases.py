@@ -274,6 +274,10 @@ def _untiled(
     return dscores @ wide_k, dk, dv
 
 
+#: Of a call of `speed`: five products of half of the scores, two operations each.
+OPERATIONS = 10 * 2 * 384 * 384 * 64 // 2
+
+
 def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: ARG001
     """Two heads over one, causal, 384 positions, float32."""
     arguments = draw(Shape(H=2, G=1, T=384, S=384, D=64), rng, True, np.float32)

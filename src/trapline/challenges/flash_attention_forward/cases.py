@@ -252,6 +252,10 @@ def _untiled(
     return weights @ v / total, (peak + np.log(total))[..., 0]
 
 
+#: Of a call of `speed`: two products of half of the scores, two operations each.
+OPERATIONS = 4 * 4 * 448 * 448 * 64 // 2
+
+
 def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: ARG001
     """Four heads over two, causal, 448 positions, float32."""
     q, k, v = Shape(H=4, G=2, T=448, S=448, D=64).draw(rng, np.float32)

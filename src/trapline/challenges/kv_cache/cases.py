@@ -595,3 +595,18 @@ def memory(submission: Submission, rng: Rng, size: int) -> Call:
             check_attention(got[rows], q[rows], k[:stop], v[:stop], "chunked_prefill")
 
     return Call("chunked_prefill", (twin.cache, seq, 0, q, k, v, 128), check=check)
+
+
+def measures(submission: Submission, rng: Rng) -> dict[str, float]:
+    """What a full cache of 4 bits takes for a token of one layer with one head of width 64."""
+    tokens, width = 128, 64
+    twin = Twin(
+        submission, rng, "paged_quantized", 4, layers=1, heads=1, width=width, page=16,
+        pages=tokens // 16,
+    )  # fmt: skip
+    twin.add(tokens)
+    twin.check()
+    said = twin.cache.nbytes()
+    rows = 2 * tokens * width // 2
+    expect.that(is_int(said) and said >= rows, f"nbytes() is {said}, and the rows take {rows}")
+    return {"cache bytes per token": said / tokens}

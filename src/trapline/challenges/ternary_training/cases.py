@@ -269,3 +269,10 @@ def precision(submission: Submission, rng: np.random.Generator) -> list[Precisio
 #: Perplexity over that of the grammar itself, of the dense twin: the gold trainer without its
 #: quantiser, 150 steps, mean of three grammars (1.163, 1.146, 1.110).
 DENSE_TWIN_EXCESS = 1.14
+
+
+def measures(submission: Submission, rng: np.random.Generator) -> dict[str, float]:
+    """Perplexity of the trained model on documents of the grammar that it has not seen."""
+    run = trained(submission, rng)
+    weights = weights_of(run.tensors, run.config)
+    return {"perplexity": small_lm.perplexity(weights, run.unseen, run.config)}

@@ -38,7 +38,7 @@ def canonical(bundle: Bundle) -> str:
     data = bundle.model_dump(mode="json")
     data["cell"]["bundle"] = ""
     # Bundles from before these were recorded keep their address.
-    for name in ("origin", "flaw", "trap_set"):
+    for name in ("origin", "flaw", "trap_set", "measures"):
         if not data["cell"][name]:
             del data["cell"][name]
     return json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
