@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "certify"), str(HERE / "diagnosis")]
+sys.path[:0] = [str(HERE), str(HERE / "certify"), str(HERE / "diagnosis"), str(HERE / "gpu")]
 # What the machine's environment says of its own databases is not meant for tests.
 for name in [name for name in os.environ if name.startswith("PG")]:
     del os.environ[name]
 # Submissions, not tests: they are graded, never collected.
-collect_ignore = ["cheats"]
+collect_ignore = ["cheats", "gpu_cheats"]
 collect_ignore_glob = ["*/solution/*", "*/alternates/*", "*/starter/*"]
 
 

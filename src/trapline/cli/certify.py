@@ -61,7 +61,9 @@ def certify(
     pairs: Annotated[
         int, typer.Option(min=0, help="With --diagnosis: pairs of bugs a challenge.")
     ] = 25,
-    track: Annotated[Track, typer.Option(help="gpu: the challenges of the GPU track.")] = "cpu",
+    track: Annotated[
+        Track, typer.Option(help="gpu: the challenges, or the red team, of the GPU track.")
+    ] = "cpu",
     traps: Annotated[
         Path | None,
         typer.Option(help="Certify the challenges of this private trap set, its traps included."),
@@ -89,7 +91,7 @@ def certify(
         output_paths.file(write, "the kill matrix")
     level = choose_level(required, isolation)
     if red_team:
-        _certify_by_attack(level, write, seed, as_json)
+        _certify_by_attack(level, track, write, seed, as_json)
         return
     chosen = _chosen(challenge or [], profile, track, traps)
     if dictionary:
@@ -127,11 +129,13 @@ def _chosen(
     return [judge for name in having if not (judge := load(name, profile=profile)).not_run]
 
 
-def _certify_by_attack(level: Level, write: Path | None, seed: int | None, as_json: bool) -> None:
+def _certify_by_attack(
+    level: Level, track: Track, write: Path | None, seed: int | None, as_json: bool
+) -> None:
     """Runs the attacks; a success rate above zero does not hold."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("red team", total=len(read_corpus(find_corpus())))
-        team = run_red_team(level, seed=seed, on_attempt=lambda _: progress.advance(task))
+        task = progress.add_task("red team", total=len(read_corpus(find_corpus(track))))
+        team = run_red_team(level, track, seed=seed, on_attempt=lambda _: progress.advance(task))
     if write is not None:
         write.write_text(markdown(team))
     if as_json:

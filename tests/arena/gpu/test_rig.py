@@ -1,5 +1,7 @@
 """The rig with host memory in place of a GPU: buffers, poison, borders, bursts."""
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +161,37 @@ def test_an_answer_that_remembers_takes_a_wrong_path(ring, answer_of):
     # Twenty decisions at least: by chance it would go the right way once in a million times.
     with pytest.raises(Violation, match="timed call"):
         clock.burst(24)
+
+
+def test_two_threads_ask_the_judge_at_once(rig):
+    """As when GPU memory is watched during a call."""
+    number, descriptor = rig.judge.create(1 << 16)
+    os.close(descriptor)
+    stop, free = threading.Event(), []
+
+    def watch():
+        while not stop.is_set():
+            free.append(rig.judge.ask("free_bytes"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for turn in range(200):
+            data = bytes([turn]) * (1 << 16)
+            rig.judge.write(number, 0, data)
+            assert rig.judge.read(number, 0, 1 << 16) == data
+    finally:
+        stop.set()
+        watcher.join(10)
+    assert not watcher.is_alive()
+    assert all(type(count) is int and count > 1 << 20 for count in free)
+
+
+def test_the_size_of_a_buffer_is_sealed(rig):
+    _, descriptor = rig.judge.create(1 << 16)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
 
 
 def test_rows_far_apart_are_written_one_by_one():

@@ -1,10 +1,13 @@
 """The standing red team: hostile submissions, none of which may succeed.
 
-The corpus is a folder of single files. Each starts with a header of comments:
+The corpus of a track is a folder of single files, .py or .cu. Each starts with a header of
+comments (in a .cu file with // for #):
 
     # attack: what it tries                 # defence: what stops it
     # expect: the state it must end in      # at-most: dimension=score, where it solves the task
-    # needs: cgroup                         (left out where the machine lacks it)
+    # needs: cgroup                         (left out where the machine lacks it: a control group
+                                            that counts memory, a gpu, or nvcc; `stand-in`: where
+                                            host memory does not stand in for a GPU)
     # slow: yes                             (costs deadlines, not computation)
 
 and exactly one line about whether it could succeed at all:
@@ -13,7 +16,8 @@ and exactly one line about whether it could succeed at all:
     # succeeds-without: defence …           (it does once these are switched off; tests prove it)
     # never-because: why no test shows it   (unsafe, or it cannot work by construction)
 
-The rest is `solution.py`; a line `# ==== file: NAME` starts another file of the submission.
+The rest is `solution.py` or `solution.cu`; a line `# ==== file: NAME` starts another file of the
+submission.
 A header may also name code that attacks share, such as an honest answer to the rest of the task:
 
     # uses: inversions channel              (fragments/NAME.py, put before the attack's own code)
@@ -22,6 +26,7 @@ A header may also name code that attacks share, such as an honest answer to the 
 import hashlib
 import re
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -30,21 +35,27 @@ from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
+from trapline.arena.certify.gpu_race import race
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.gpu.memory import device_here
+from trapline.arena.gpu.opening import why_not_gradable
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.isolation import cgroups
-from trapline.arena.record import Cell, Level, Record, State
+from trapline.arena.record import Cell, Dimension, Level, Record, State, Track
 from trapline.arena.runs.executor import run_all
 
-#: The challenge they attack, beside the corpus: small, so that a hundred attacks take minutes.
-CHALLENGE = "ordering"
+#: Track → the corpus, and beside it the challenge that it attacks: small, so that a hundred attacks
+#: take minutes.
+CORPORA: dict[Track, str] = {"cpu": "cheats", "gpu": "gpu_cheats"}
+CHALLENGES: dict[Track, str] = {"cpu": "ordering", "gpu": "scaling/gpu"}
 #: The last campaign (`certify --red-team --json`).
 PUBLISHED_RED_TEAM = Path(__file__).with_name("data") / "red-team.json"
-_FIELD = re.compile(r"# ([a-z-]+): (.+)")
+_FIELD = re.compile(r"(?:#|//) ([a-z-]+): (.+)")
 _NEXT_FILE = re.compile(r"^# ==== file: (.+)\n", re.MULTILINE)
 _DIGEST = "{digest of solution.py}"
+_SUFFIXES = (".py", ".cu")
 #: Too long to lie in a file: `read_cheat` writes it out.
 _LONG, _LENGTH = "{half a megabyte}", 1 << 19
 _NEEDED = {"attack", "defence", "expect"}
@@ -99,6 +110,7 @@ class Attempt(Record):
 
 class RedTeam(Record):
     level: Level
+    track: Track = "cpu"
     seed: int
     attempts: list[Attempt]
     #: Attacks left out, with the reason.
@@ -116,19 +128,19 @@ class RedTeam(Record):
         return stopped and all(state == "pass" for state in self.honest.values())
 
 
-def find_corpus() -> Path:
+def find_corpus(track: Track = "cpu") -> Path:
     """The folder with the attacks: part of the source checkout, not of an installation."""
-    folder = Path(__file__).resolve().parents[4] / "tests" / "arena" / "cheats"
+    folder = Path(__file__).resolve().parents[4] / "tests" / "arena" / CORPORA[track]
     if not folder.is_dir():
         raise MissingError(
-            "the red team's attacks come with the source checkout (tests/arena/cheats), "
+            f"the red team's attacks come with the source checkout (tests/arena/{CORPORA[track]}), "
             "and this is an installation without them"
         )
     return folder
 
 
 def read_corpus(folder: Path) -> list[Cheat]:
-    return [read_cheat(path) for path in sorted(folder.glob("*.py"))]
+    return [read_cheat(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
 
 
 def read_cheat(path: Path) -> Cheat:
@@ -151,7 +163,7 @@ def read_cheat(path: Path) -> Cheat:
         never_because=fields.get("never-because", ""),
         needs=fields.get("needs", ""),
         slow="slow" in fields,
-        files=_files(text, _fragments(path, fields.get("uses", ""))),
+        files=_files(text, _fragments(path, fields.get("uses", "")), f"solution{path.suffix}"),
     )
 
 
@@ -169,13 +181,13 @@ def _state(path: Path, text: str) -> State:
 def _fragments(path: Path, names: str) -> str:
     """The shared code that an attack's header names."""
     try:
-        paths = [path.parent / "fragments" / f"{name}.py" for name in names.split()]
+        paths = [path.parent / "fragments" / (name + path.suffix) for name in names.split()]
         return "\n\n".join(fragment.read_text() for fragment in paths)
     except FileNotFoundError as error:
         raise UsageError(f"{path}: {error.filename}, which its header uses, is missing") from None
 
 
-def _files(text: str, fragments: str) -> dict[str, str]:
+def _files(text: str, fragments: str, main: str) -> dict[str, str]:
     attack, *rest = _NEXT_FILE.split(text)
     header, _, own = attack.partition("\n\n")
     solution = f"{header}\n\n{fragments}\n\n{own}" if fragments else attack
@@ -185,18 +197,20 @@ def _files(text: str, fragments: str) -> dict[str, str]:
         name: content.replace(_DIGEST, digest).replace(_LONG, "#" * _LENGTH)
         for name, content in others.items()
     }
-    return {"solution.py": solution, **filled}
+    return {main: solution, **filled}
 
 
-def load_challenge(corpus: Path) -> Challenge:
+def load_challenge(corpus: Path, track: Track = "cpu") -> Challenge:
     parent = str(corpus.resolve().parent)
     if parent not in sys.path:
         sys.path.append(parent)
-    return Challenge(corpus.parent / CHALLENGE, CHALLENGE)
+    name = CHALLENGES[track]
+    return Challenge(corpus.parent / name, name.replace("/", "."))
 
 
 def run_red_team(
     level: Level,
+    track: Track = "cpu",
     *,
     corpus: Path | None = None,
     names: Sequence[str] | None = None,
@@ -207,23 +221,33 @@ def run_red_team(
     """Grades every attack, and honest submissions beside them."""
     if level == "process":
         raise MissingError("these attacks are real: they are not run in a plain process")
-    folder = find_corpus() if corpus is None else corpus
-    challenge = load_challenge(folder)
+    if track == "gpu" and (reason := why_not_gradable()):
+        raise MissingError(reason)
+    folder = find_corpus(track) if corpus is None else corpus
+    challenge = load_challenge(folder, track)
     seed = secrets.randbits(32) if seed is None else seed
     cheats = [cheat for cheat in read_corpus(folder) if names is None or cheat.name in names]
     left_out = {cheat.name: why for cheat in cheats if (why := _why_left_out(cheat))}
     tried = [cheat for cheat in cheats if cheat.name not in left_out]
     attempts = []
     work = partial(attempt, challenge=challenge, level=level, seed=seed)
-    for _, result in run_all(work, tried, workers):
+    for _, result in run_all(work, tried, 1 if track == "gpu" else workers):
         attempts.append(result)
         on_attempt(result)
     attempts.sort(key=lambda one: one.name)
     honest = {
         path.name: _grade(path, challenge, level, seed).state
         for path in (challenge.solution, *challenge.alternates)
+        if (path / "solution.py").exists() or device_here() == "cuda"
     }
-    return RedTeam(level=level, seed=seed, attempts=attempts, left_out=left_out, honest=honest)
+    return RedTeam(
+        level=level,
+        track=track,
+        seed=seed,
+        attempts=attempts,
+        left_out=left_out,
+        honest=honest,
+    )
 
 
 def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Attempt:
@@ -232,6 +256,8 @@ def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Atte
         for path, content in cheat.files.items():
             Path(name, path).write_text(content)
         cell = _grade(Path(name), challenge, level, seed, cheat.name)
+        if challenge.track == "gpu" and "speed" in cheat.at_most:
+            cell = _raced(cell, challenge, Path(name), level)
     return Attempt(
         name=cheat.name,
         attack=cheat.attack,
@@ -248,8 +274,17 @@ def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Atte
 def _grade(
     folder: Path, challenge: Challenge, level: Level, seed: int, name: str = "honest"
 ) -> Cell:
-    request = GradeRequest(name, challenge.id, 1, folder, level=level, seed=seed)
+    request = GradeRequest(
+        name, challenge.id, 1, folder, level=level, seed=seed, track=challenge.track
+    )
     return grade(request, challenge).cell
+
+
+def _raced(cell: Cell, challenge: Challenge, folder: Path, level: Level) -> Cell:
+    """The cell with the speed of a race; a wrong answer has none."""
+    wrong = Dimension(score=0.0, reason="the contract does not hold, so its time means nothing")
+    speed = race(challenge, folder, level) if cell.state == "pass" else wrong
+    return cell.model_copy(update={"dimensions": {**cell.dimensions, "speed": speed}})
 
 
 def _gain(cheat: Cheat, cell: Cell) -> str:
@@ -272,23 +307,48 @@ def _gain(cheat: Cheat, cell: Cell) -> str:
 def _why_left_out(cheat: Cheat) -> str:
     if cheat.needs == "cgroup" and not cgroups.counts_memory():
         return "this machine lends no control group that counts memory"
+    if cheat.needs == "gpu" and device_here() != "cuda":
+        return "it needs a GPU"
+    if cheat.needs == "nvcc" and shutil.which("nvcc") is None:
+        return "it needs nvcc"
+    if cheat.needs == "stand-in" and device_here() == "cuda":
+        return "it attacks what stands in for a GPU"
     return ""
 
 
+#: How the page is written, and where the proofs are.
+_PAGES: dict[Track, tuple[str, tuple[str, ...]]] = {
+    "cpu": (
+        "--write docs/red-team.md",
+        (
+            "a defence is switched off (`tests/arena/certify/test_defences.py`, by the names of",
+            "`tests/arena/certify/switches.py`) or in a plain process",
+            "(`tests/arena/certify/test_red_team.py`).",
+        ),
+    ),
+    "gpu": (
+        "--track gpu --write docs/red-team-gpu.md",
+        (
+            "a defence is switched off (`tests/arena/gpu/test_attacks.py`, by the names of",
+            "`tests/arena/gpu/gpu_switches.py`) or in a plain process.",
+        ),
+    ),
+}
+
+
 def markdown(team: RedTeam) -> str:
+    command, proofs = _PAGES[team.track]
     lines = [
-        "# Red team",
+        "# Red team" if team.track == "cpu" else "# Red team of the GPU track",
         "",
         "Hostile submissions, graded like any other. An attack succeeds when it passes, or gets",
         "more than it deserves, or keeps the judge from judging. How they are kept in:",
         "[security](security.md).",
         "",
         "The last column says how we know that an attack is a real one: where it does succeed once",
-        "a defence is switched off (`tests/arena/certify/test_defences.py`, by the names of",
-        "`tests/arena/certify/switches.py`) or in a plain process",
-        "(`tests/arena/certify/test_red_team.py`).",
+        *proofs,
         "",
-        "Written by `trapline certify --red-team --write docs/red-team.md`; do not edit.",
+        f"Written by `trapline certify --red-team {command}`; do not edit.",
         "",
         f"- Isolation level: `{team.level}`, seed {team.seed}.",
         f"- **Attack success: {len(team.succeeded)} of {len(team.attempts)}**.",

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -102,9 +103,14 @@ def serve(sock: socket.socket, device: str, staging: Staging) -> None:
 
 
 class _Contents(ABC):
-    """Whole contents in pieces that fit into the staging memory."""
+    """Whole contents in pieces that fit into the staging memory.
 
-    staging: Staging
+    One thread at a time: requests, answers and the staging memory belong together.
+    """
+
+    def __init__(self, staging: Staging) -> None:
+        self.staging = staging
+        self._alone = threading.RLock()
 
     @abstractmethod
     def ask(self, name: str, *args: Any) -> Any: ...
@@ -113,15 +119,17 @@ class _Contents(ABC):
         view = memoryview(data).cast("B")
         for start in range(0, len(view), STAGING):
             piece = view[start : start + STAGING]
-            self.staging.view[: len(piece)] = piece
-            self.ask("write", number, offset + start, len(piece))
+            with self._alone:
+                self.staging.view[: len(piece)] = piece
+                self.ask("write", number, offset + start, len(piece))
 
     def read(self, number: int, offset: int, size: int) -> bytearray:
         data = bytearray(size)
         for start in range(0, size, STAGING):
             length = min(STAGING, size - start)
-            self.ask("read", number, offset + start, length)
-            data[start : start + length] = memoryview(self.staging.view)[:length]
+            with self._alone:
+                self.ask("read", number, offset + start, length)
+                data[start : start + length] = memoryview(self.staging.view)[:length]
         return data
 
 
@@ -129,7 +137,8 @@ class Judge(_Contents):
     """The controller's end."""
 
     def __init__(self, device: str) -> None:
-        self.device, self.staging = device, Staging()
+        super().__init__(Staging())
+        self.device = device
         ours, theirs = socket.socketpair()
         self._sock = ours
         given = theirs.fileno(), self.staging.descriptor
@@ -146,8 +155,9 @@ class Judge(_Contents):
 
     def ask(self, name: str, *args: Any) -> Any:
         try:
-            _send(self._sock, (name, *args))
-            answer = _receive(self._sock)
+            with self._alone:
+                _send(self._sock, (name, *args))
+                answer = _receive(self._sock)
         except OSError as error:
             raise ArenaError(f"the GPU judge ended: {error}") from None
         if answer is None:
@@ -159,10 +169,11 @@ class Judge(_Contents):
 
     def create(self, size: int) -> tuple[int, int]:
         """A buffer's number and its descriptor, which the caller closes."""
-        self._next += 1
-        self.ask("create", self._next, size)
-        _, descriptors, _, _ = socket.recv_fds(self._sock, 1, 1)
-        return self._next, descriptors[0]
+        with self._alone:
+            self._next += 1
+            self.ask("create", self._next, size)
+            _, descriptors, _, _ = socket.recv_fds(self._sock, 1, 1)
+            return self._next, descriptors[0]
 
     def close(self) -> None:
         """Ends the process and with it every buffer."""
@@ -213,7 +224,7 @@ class LocalJudge(_Contents):
     """The judge's buffers in this process, for code of ours."""
 
     def __init__(self, device: str) -> None:
-        self.staging = Staging()
+        super().__init__(Staging())
         self.buffers = Buffers(device, self.staging)
         self.facts = self.buffers.facts()
         self._next = 0

@@ -16,6 +16,7 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.gpu import nvml
 from trapline.arena.gpu.contract import Entry, Output, Timed, bfloat16, entries
+from trapline.arena.gpu.fresh_inputs import refuse_remembered
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.gpu.rig import GpuSubmission
 from trapline.arena.gpu.timing import Clock, Ring, Times, learn, make_ring, rates
@@ -142,6 +143,7 @@ class Measurer:
         return GpuSubmission(folder, self.answer.config, self.entries, self.rig)
 
     def measure(self) -> tuple[dict[str, Dimension], dict[str, Any]]:
+        self.answer.close()  # it must not run beside what it is compared with
         found = lights(self.answer.config)
         rng = np.random.default_rng()
         rings = [make_ring(self.rig, self.entries, timed, rng) for timed in self.shapes]
@@ -208,7 +210,7 @@ class Measurer:
     def _answer(self, rings: list[Ring]) -> list[Used]:
         """The answer's times, the memory that it took, and what its kernels are called."""
         found = []
-        with self.answer.fresh() as answer:
+        with self.answer.fresh() as answer, self._of(self.challenge.solution) as gold:
             assert isinstance(answer, GpuSubmission)
             answer.start(())
             for ring in rings:
@@ -218,8 +220,10 @@ class Measurer:
                 with self._watched() as peak:
                     answer.tell(order, first.placed)
                 before = self.rig.judge.ask("free_bytes")
-                times, clocks = Clock(ring, answer).times(), nvml.state()
+                clock = Clock(ring, answer)
+                times, clocks = clock.times(), nvml.state()
                 growth = max(0, before - self.rig.judge.ask("free_bytes"))
+                refuse_remembered(clock, gold, times)
                 found.append(Used(ring.timed, times, peak[0], growth, clocks))
             for used, ring in zip(found, rings, strict=True):
                 used.kernels = _kernels(ring, answer)

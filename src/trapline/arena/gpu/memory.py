@@ -6,6 +6,7 @@ an access beyond the end faults. Runs inside the sandbox as well: standard libra
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
 import subprocess
@@ -18,6 +19,7 @@ _PINNED, _DEVICE, _POSIX_DESCRIPTOR, _READ_WRITE = 1, 1, 1, 3
 _NON_BLOCKING, _NO_TIMING, _RELAXED = 1, 2, 2
 #: The most bytes that an element has.
 _ELEMENT = 8
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _ATTRIBUTES = {"major": 75, "minor": 76, "processors": 16, "l2": 38}
 
@@ -244,8 +246,10 @@ class HostMemory:
         self._libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
     def create(self, size: int) -> tuple[Any, int]:
-        descriptor = os.memfd_create("buffer", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("buffer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size)
+        # Else a runner could shrink it, and the judge's next access would end the judge.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
         return descriptor, os.dup(descriptor)
 
     def take(self, descriptor: int) -> Any:

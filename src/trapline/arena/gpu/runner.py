@@ -146,7 +146,9 @@ def compiled(folder: str, memory: Any, include: str) -> tuple[bytes, str]:
     arch = f"sm_{memory.attribute('major')}{memory.attribute('minor')}"
     arch += "a" if arch == "sm_90" else ""
     command = [found, f"-arch={arch}", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC"]
-    command += ["-Xptxas", "-v", "-I", include, "-I", folder, "-o", "compiled.so", "-lcuda"]
+    command += ["-Xptxas", "-v", "-I", include, "-I", folder, "-o", "compiled.so"]
+    if memory.device == "cuda":  # where nothing stands in for the driver
+        command.append("-lcuda")
     command.append(os.path.join(folder, SUBMISSION + ".cu"))
     try:
         done = subprocess.run(
@@ -156,10 +158,15 @@ def compiled(folder: str, memory: Any, include: str) -> tuple[bytes, str]:
         raise CompileError(f"nvcc cannot be started here: {error}") from None
     log = (done.stdout + done.stderr).replace(folder + "/", "")
     if done.returncode:
-        lines = [line for line in log.splitlines() if "error" in line] or log.splitlines()
+        lines = [line for line in log.splitlines() if _is_error(line)] or log.splitlines()
         raise CompileError("\n".join(lines[:8])[:_MOST_LOG] or "nvcc failed without a message")
     with open("compiled.so", "rb") as file:
         return file.read(), log[:_MOST_LOG]
+
+
+def _is_error(line: str) -> bool:
+    """A line of the compiler or the linker that says what is wrong."""
+    return any(word in line for word in ("error", "ld: ", "undefined reference"))
 
 
 class Runner:

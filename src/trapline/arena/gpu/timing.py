@@ -28,6 +28,9 @@ LEAST_SLOTS, MOST_SLOTS = 6, 24
 #: A long burst takes about this long, and is longer than a short one by at least so many groups.
 BURST_SECONDS, LEAST_GROUPS, MOST_GROUPS = 0.06, 8, 4000
 SHORT = 4
+#: A group takes at least this share of the long burst's mean, whatever the slope says: a short
+#: burst that an answer makes slower would lower the slope.
+LEAST_SHARE = 0.8
 #: Inputs with more elements than this are not drawn again for every slot.
 _MADE_ANEW = 1 << 24
 ROUNDS = 7
@@ -167,7 +170,7 @@ class Clock:
         hidden = ("above",)
         probes = [{k: v for k, v in p.items() if k not in hidden} for p in ring.probes]
         ring.poison()
-        reply = self._tell(
+        reply = self.tell(
             entry=ring.timed.entry,
             slots=[slot.nodes for slot in ring.slots],
             probes=probes,
@@ -176,7 +179,8 @@ class Clock:
         )
         self.mode = str(reply.get("mode"))
 
-    def _tell(self, **order: Any) -> dict[str, Any]:
+    def tell(self, **order: Any) -> dict[str, Any]:
+        """Has the runner prepare or run this burst."""
         header = {"op": "burst", "number": self._number, **order}
         return self.answer.tell(header, self.ring.placed)
 
@@ -187,7 +191,7 @@ class Clock:
         table = [random.sample(range(count), 2) for _ in range(count)]
         self.ring.poison()
         begun = time.perf_counter()
-        reply = self._tell(start=start, table=table, groups=groups, patience=patience)
+        reply = self.tell(start=start, table=table, groups=groups, patience=patience)
         seconds = time.perf_counter() - begun
         path = self._path(start, table, groups, patience)
         if reply.get("path") != path:
@@ -229,9 +233,16 @@ class Clock:
             random.shuffle(order)
             taken = {groups: self.burst(groups, whole=turn == looked_at) for groups in order}
             slope = (taken[SHORT + extra] - taken[SHORT]) / extra
-            seconds.append(max(slope, 0.0) / GROUP)
+            least = LEAST_SHARE * taken[SHORT + extra] / (SHORT + extra)
+            seconds.append(max(slope, least) / GROUP)
         waited = self.burst(LEAST_GROUPS, patience=1) / LEAST_GROUPS / GROUP
         return Times(self.mode, seconds, waited)
+
+
+def compare(slot: Call, got: list[np.ndarray], right: list[np.ndarray], timed: Timed) -> None:
+    """Every element of every output."""
+    for place, mine, want in zip(slot.outputs, got, right, strict=False):
+        _same(mine, want, place.dtype, _scale(_values(want, place.dtype)), timed)
 
 
 def _same(got: np.ndarray, want: np.ndarray, dtype: str, scale: float, timed: Timed) -> None:

@@ -5,7 +5,7 @@ import struct
 
 
 def channel():
-    for fd in range(3, 64):
+    for fd in range(3, 1024):
         try:
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 return fd

@@ -1,0 +1,72 @@
+"""Tries the attacks of the GPU track, with all defences and without their own, and prints a table.
+
+`python tests/arena/gpu/campaign.py [NAME …] [--part K/N]`: one line an attack. Exit code 4: an
+attack succeeds, or does not succeed although its defence is off.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gpu_switches
+
+from trapline.arena.certify import red_team
+from trapline.arena.runs.run import choose_level
+
+
+def attempt(cheat, level, *, off):
+    """What the attack gained."""
+    patch = gpu_switches.Patches()
+    with tempfile.TemporaryDirectory(prefix="trapline-") as folder:
+        os.chmod(folder, 0o777)
+        bench = gpu_switches.new_bench(patch, folder, level)
+        try:
+            gpu_switches.prepare(bench, cheat)
+            if off:
+                gpu_switches.switch_off(bench, cheat)
+            return bench.judge(bench, cheat)
+        finally:
+            patch.undo()
+
+
+def row(cheat, level):
+    """Name, what it gained, what it gained without its defence, whether that is as it should be."""
+    left_out = red_team._why_left_out(cheat)
+    if left_out:
+        return cheat.name, f"left out: {left_out}", "", True
+    begun = time.monotonic()
+    gained = attempt(cheat, level, off=False)
+    won = "not tried" if cheat.never_because else attempt(cheat, level, off=True)
+    good = not gained and bool(won)
+    seconds = time.monotonic() - begun
+    told = f"SUCCEEDS: {gained}" if gained else "defended"
+    return cheat.name, told, f"{won or 'DOES NOT SUCCEED'} ({seconds:.0f} s)", good
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--part", default="0/1", help="every N-th attack, beginning with K")
+    given = parser.parse_args()
+    part, parts = map(int, given.part.split("/"))
+    level = choose_level(forced="landlock")
+    corpus = red_team.read_corpus(red_team.find_corpus("gpu"))
+    chosen = [cheat for cheat in corpus if not given.names or cheat.name in given.names]
+    bad = 0
+    for cheat in chosen[part::parts]:
+        try:
+            name, told, won, good = row(cheat, level)
+        except Exception as error:
+            name, told, won, good = cheat.name, f"ERROR {type(error).__name__}: {error}", "", False
+        bad += not good
+        print(f"{'ok ' if good else 'BAD'} {name:26} {told[:70]:30} | off: {won[:100]}", flush=True)
+    raise SystemExit(4 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

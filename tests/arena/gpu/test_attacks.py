@@ -1,0 +1,75 @@
+"""The red team of the GPU track: no attack gains anything, and each does without its defence."""
+
+import gpu_switches
+import pytest
+
+from trapline.arena.certify import red_team
+from trapline.arena.gpu.opening import STAND_IN, shared_rig
+from trapline.arena.process.sandbox import why_not
+
+CORPUS = {cheat.name: cheat for cheat in red_team.read_corpus(red_team.find_corpus("gpu"))}
+PROVED = [name for name, cheat in CORPUS.items() if not cheat.never_because]
+#: One from each family; the whole set is a long campaign.
+QUICK = ("already_written",)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_rig():
+    """The judge that the attacks share ends with them, and so do its descriptors."""
+    yield
+    if shared_rig.cache_info().currsize:
+        shared_rig("cpu").close()
+        shared_rig.cache_clear()
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    if reason := why_not("landlock"):
+        pytest.skip(f"the switches are those of the level landlock: {reason}")
+    monkeypatch.setenv(STAND_IN, "1")
+    tmp_path.chmod(0o777)
+    return gpu_switches.new_bench(monkeypatch, tmp_path, "landlock")
+
+
+def names(chosen):
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in chosen]
+
+
+def prepared(bench, name):
+    cheat = CORPUS[name]
+    if reason := red_team._why_left_out(cheat):
+        pytest.skip(reason)
+    gpu_switches.prepare(bench, cheat)
+    return cheat
+
+
+@pytest.mark.parametrize("name", names(CORPUS))
+def test_with_all_defences_an_attack_gains_nothing(bench, name):
+    cheat = prepared(bench, name)
+    assert bench.judge(bench, cheat) == ""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) for n in PROVED])
+def test_without_its_defence_the_attack_succeeds(bench, name):
+    cheat = prepared(bench, name)
+    gpu_switches.switch_off(bench, cheat)
+    assert bench.judge(bench, cheat)
+
+
+def test_corpus_is_large_and_every_attack_is_described():
+    assert len(CORPUS) >= 40
+    assert len({cheat.attack for cheat in CORPUS.values()}) == len(CORPUS)
+    assert all(cheat.defence for cheat in CORPUS.values())
+    assert all(cheat.at_most for cheat in CORPUS.values() if cheat.expect == "pass")
+    assert all(len(cheat.files) == 1 for cheat in CORPUS.values())
+
+
+def test_switches_and_names_in_headers_correspond():
+    used = {name for cheat in CORPUS.values() for name in cheat.succeeds_without}
+    assert used == set(gpu_switches.SWITCHES)
+
+
+def test_attacks_without_proof_are_few_and_give_a_reason():
+    unshown = [cheat for cheat in CORPUS.values() if cheat.never_because]
+    assert len(unshown) <= 3
+    assert all(len(cheat.never_because) > 20 for cheat in unshown)

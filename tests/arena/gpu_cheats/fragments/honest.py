@@ -1,0 +1,2 @@
+def honest(x, by, y):
+    y.copy_(x * by[:, None])

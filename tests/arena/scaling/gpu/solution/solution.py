@@ -1,0 +1,2 @@
+def scaled(x, by, y):
+    y.copy_(x * by[:, None])
