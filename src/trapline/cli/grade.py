@@ -22,7 +22,7 @@ from trapline.arena.record import Cell, Track
 from trapline.arena.report.formats import duration
 from trapline.arena.runs.cluster import Cluster
 from trapline.arena.runs.executor import Executor, LocalExecutor
-from trapline.arena.runs.field import find_entries
+from trapline.arena.runs.field import find_entries, read_settings
 from trapline.arena.runs.run import Options, grade_field, open_run, refuse_other_machines
 from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
@@ -120,6 +120,8 @@ def grade(
             held_out=held_out or traps is not None,
         )
         refuse_other_machines(store, track)
+        if rounds := read_settings(field).rounds:
+            store.set_meta(rounds=rounds)
         _grade_all(entries, store, options, place)
         cells = _asked_for(entries, store)
         if judge is not None:

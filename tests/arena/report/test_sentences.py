@@ -1,6 +1,7 @@
 """Sentences of the report claim no more than the figures show."""
 
 import re
+from html import unescape
 
 import pytest
 
@@ -101,3 +102,25 @@ def test_draws_of_both_halves_are_both_named(make_run, told):
     first, second = make_run(["heron", "otter"], ["rows"]).cells
     view = RunView(cells=[first, second.model_copy(update={"seed": draw_seed(held_out=True)})])
     assert "held-out and public draws." in Site(view, told=told).render("index.html")
+
+
+def test_rounds_have_a_trajectory_where_the_field_declares_them(make_run, told):
+    run = make_run(["heron", "otter"], ["rows", "tiles", "tree"])
+    rounds = {"round 1": ["rows"], "round 2": ["tiles", "tree"]}
+    view = RunView(cells=run.cells, meta={"rounds": rounds})
+    without, declared = Site(RunView(cells=run.cells), told=told), Site(view, told=told)
+    page = "entrants/heron.html"
+    assert "Trajectory by round" not in without.render(page)
+    shown = declared.render(page)
+    assert re.search(r"Trajectory by round</h3><p>round 1 [A-F][+-]? → round 2 ", shown)
+    document = documents(view, told)["comprehensive.md"]
+    assert "## The trajectory, by round" in document
+    assert "| Entrant | round 1 | round 2 | Trend |" in document
+
+
+def test_signature_is_what_sets_an_entrant_apart(small_run, told):
+    made = Site(small_run, told=told)
+    shape = made.reading.shapes["heron"]
+    largest = max([*shape.strengths, *shape.weaknesses], key=lambda trait: trait.size)
+    page = unescape(made.render("entrants/heron.html"))
+    assert f"Signature: {largest.evidence.split(';')[0]}" in page

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from trapline.arena.errors import ArenaError, Violation
+from trapline.arena.errors import ArenaError, UsageError, Violation
 from trapline.arena.judge.traps import Case
 from trapline.arena.process.sandbox import why_not
 from trapline.arena.record import Origin
@@ -111,3 +111,14 @@ def test_machine_that_fails_its_check_does_not_grade(
         grade_once(entries, tmp_path / "run", options)
     with open_run(tmp_path / "run") as store:
         assert store.cells() == []
+
+
+def test_rounds_of_a_field_are_read_and_must_name_challenges(tmp_path):
+    (tmp_path / "field.toml").write_text('[rounds]\n"round 1" = ["kv_cache", "dflash"]\n')
+    assert field.read_settings(tmp_path).rounds == {"round 1": ["kv_cache", "dflash"]}
+    (tmp_path / "field.toml").write_text('[rounds]\n"round 1" = ["kv-cache"]\n')
+    with pytest.raises(UsageError, match="round 1 names 'kv-cache', and the challenges are: fused"):
+        field.read_settings(tmp_path)
+    (tmp_path / "field.toml").write_text('[rounds]\n"round 1" = "kv_cache"\n')
+    with pytest.raises(UsageError, match="a table \\[rounds\\] of lines"):
+        field.read_settings(tmp_path)

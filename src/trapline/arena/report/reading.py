@@ -19,7 +19,7 @@ from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.ranking import Ranking, Standing
 from trapline.arena.standings.regrading import Noise, noise
 from trapline.arena.standings.shape import Shape, shapes
-from trapline.arena.standings.trajectory import Trajectory, by_difficulty
+from trapline.arena.standings.trajectory import Trajectory, by_difficulty, over_stages
 
 
 class Reading:
@@ -97,6 +97,13 @@ class Reading:
     @cached_property
     def trajectories(self) -> dict[str, Trajectory]:
         found = by_difficulty(self.run.cells, self.difficulty)
+        return {trajectory.entrant: trajectory for trajectory in found}
+
+    @cached_property
+    def rounds(self) -> dict[str, Trajectory]:
+        """Entrant → its scores by round, where the field declares rounds."""
+        declared = self.run.meta.get("rounds") or {}
+        found = over_stages(self.run.cells, list(declared.items())) if declared else []
         return {trajectory.entrant: trajectory for trajectory in found}
 
     @cached_property

@@ -2,8 +2,9 @@
 `attempt-2`, …
 
 A `field.toml` with `gold = true` adds the gold solutions as the entrant `gold`; `profile = "…"`
-names the prompt that the field answers, `[profiles]` the prompts of single entrants, and
-`track = "gpu"` says that the answers run on a GPU.
+names the prompt that the field answers, `[profiles]` the prompts of single entrants, `[rounds]`
+the order in which groups of challenges were set, and `track = "gpu"` says that the answers run on
+a GPU.
 """
 
 import json
@@ -51,6 +52,8 @@ class FieldSettings(Record):
     profiles: dict[str, str] = {}
     #: The track of all answers; None where the field does not say it.
     track: Track | None = None
+    #: Name of a round → its challenges, the first round first.
+    rounds: dict[str, list[str]] = {}
 
     def of(self, entrant: str) -> str:
         return self.profiles.get(entrant, self.profile)
@@ -129,14 +132,23 @@ def read_settings(field: Path) -> FieldSettings:
     if not path.is_file():
         return FieldSettings()
     try:
-        return FieldSettings.model_validate(tomllib.loads(path.read_text()))
+        settings = FieldSettings.model_validate(tomllib.loads(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     except ValidationError:
         raise UsageError(
-            f'{path} may say `gold = true`, `track = "gpu"`, `profile = "name"` and a table '
-            '[profiles] of lines entrant = "name", and nothing else'
+            f'{path} may say `gold = true`, `track = "gpu"`, `profile = "name"`, a table '
+            '[profiles] of lines entrant = "name" and a table [rounds] of lines '
+            '"round 1" = ["challenge", …], and nothing else'
         ) from None
+    for name, challenges in settings.rounds.items():
+        for challenge in challenges:
+            if challenge not in load_all():
+                known = ", ".join(load_all())
+                raise UsageError(
+                    f"{path}: {name} names {challenge!r}, and the challenges are: {known}"
+                )
+    return settings
 
 
 def _no_profile(challenge: str, profile: str) -> str:

@@ -1,8 +1,8 @@
 """The comprehensive comparison: matrix, head-to-heads, shapes, trajectory, ranking, picks."""
 
+from collections.abc import Mapping
 from itertools import combinations
 
-from trapline.arena.report.catalog import DIFFICULTIES
 from trapline.arena.report.field import Column
 from trapline.arena.report.formats import chance, named, rank_set
 from trapline.arena.report.markdown.parts import rubric_table, summary, title_of, winner
@@ -15,6 +15,7 @@ from trapline.arena.report.reading import Reading
 from trapline.arena.standings.failures import common_failures, silent_bugs
 from trapline.arena.standings.moments import moments
 from trapline.arena.standings.places import places
+from trapline.arena.standings.trajectory import Trajectory
 
 #: Head-to-heads between this many of the best entrants.
 MOST_PAIRED = 6
@@ -111,17 +112,23 @@ def _shapes(reading: Reading) -> list[str]:
 
 
 def _trajectory(reading: Reading) -> list[str]:
-    stages = [name for name in DIFFICULTIES if name in reading.difficulty.values()]
+    return [
+        *_stages(reading, "from easy to hard", reading.trajectories),
+        *_stages(reading, "by round", reading.rounds),
+    ]
+
+
+def _stages(reading: Reading, title: str, found: Mapping[str, Trajectory]) -> list[str]:
+    """Letters from stage to stage; nothing where there is one stage or none."""
+    rows = [
+        [name, *(stage.letter or "—" for stage in found[name].stages), found[name].trend]
+        for name in reading.order
+        if name in found
+    ]
+    stages = next(([stage.name for stage in one.stages] for one in found.values()), [])
     if len(stages) < 2:
         return []
-    rows = []
-    for name in reading.order:
-        found = reading.trajectories.get(name)
-        if found is not None:
-            letters = [stage.letter or "—" for stage in found.stages]
-            rows.append([name, *letters, found.trend])
-    heads = ["Entrant", *stages, "Trend"]
-    return ["## The trajectory, from easy to hard", "", *table(heads, rows)]
+    return [f"## The trajectory, {title}", "", *table(["Entrant", *stages, "Trend"], rows), ""]
 
 
 def _moments(reading: Reading) -> list[str]:

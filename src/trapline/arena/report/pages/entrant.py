@@ -8,6 +8,7 @@ from trapline.arena.report import findings
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.margin import TIE_BAND
 from trapline.arena.standings.shape import Trait
+from trapline.arena.standings.trajectory import Trajectory
 
 MOST_SHOWN = 6
 
@@ -29,7 +30,9 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
             if (value := reading.dimension_means[entrant][name]) is not None
         ],
         "shape": shape(reading, entrant),
-        "trajectory": trajectory(reading, entrant),
+        "trajectory": trajectory(reading.trajectories.get(entrant)),
+        "rounds": trajectory(reading.rounds.get(entrant)),
+        "signature": signature(reading, entrant),
         "trapped": any(cell.traps for cell in cells),
         "finding_count": findings.counted([f for cell in cells for f in reading.findings(cell)]),
         "found": [_found(reading, cell) for cell in cells if reading.findings(cell)],
@@ -81,13 +84,19 @@ def trait_text(trait: Trait) -> str:
     return trait.evidence + where
 
 
-def trajectory(reading: Reading, entrant: str) -> str:
-    """B+ → A- → A (rising): the letters from the easiest challenges to the hardest."""
-    found = reading.trajectories.get(entrant)
+def signature(reading: Reading, entrant: str) -> str:
+    """What sets the entrant apart most from the others; empty where nothing does."""
+    found = reading.shapes.get(entrant)
+    traits = [*found.strengths[:1], *found.weaknesses[:1]] if found else []
+    return trait_text(max(traits, key=lambda trait: trait.size)) if traits else ""
+
+
+def trajectory(found: Trajectory | None) -> str:
+    """medium B+ → hard A- → research A (rising): the letters from stage to stage."""
     if found is None:
         return ""
     letters = " → ".join(f"{stage.name} {stage.letter or '—'}" for stage in found.stages)
-    return f"{letters} ({found.trend})"
+    return letters if found.trend == "unknown" else f"{letters} ({found.trend})"
 
 
 def plot(reading: Reading, entrant: str) -> Any:
