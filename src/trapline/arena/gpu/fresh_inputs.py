@@ -16,7 +16,7 @@ from trapline.arena.errors import Violation
 from trapline.arena.gpu.burst import LAG
 from trapline.arena.gpu.contract import POISON
 from trapline.arena.gpu.rig import Call, GpuSubmission
-from trapline.arena.gpu.timing import GROUP, Clock, Ring, Times, compare
+from trapline.arena.gpu.timing import Clock, Ring, Times, compare
 
 ROUNDS = 2
 #: A call on the ring takes at least this share of a call on new inputs, less what clocks and
@@ -49,7 +49,7 @@ def _seconds(clock: Clock, gold: GpuSubmission, idle: float) -> float:
     """Seconds of one call on new inputs, whose outputs are checked."""
     with clock.answer.frozen():
         count = _renew(clock.ring)
-    path = list(range(0, count, GROUP))
+    path = list(range(0, count, clock.ring.group))
     random.shuffle(path)
     taken, looked = _visit(clock, path)
     with clock.answer.frozen():
@@ -60,12 +60,12 @@ def _seconds(clock: Clock, gold: GpuSubmission, idle: float) -> float:
 def _renew(ring: Ring) -> int:
     """Writes new inputs into as many slots as can be made in time, and poisons all outputs."""
     rng, begun, count = np.random.default_rng(), time.monotonic(), 0
-    whole = len(ring.slots) // GROUP * GROUP
-    while count < whole and (count < GROUP or time.monotonic() < begun + MAKING_SECONDS):
-        for slot in ring.slots[count : count + GROUP]:
+    whole = len(ring.slots) // ring.group * ring.group
+    while count < whole and (count < ring.group or time.monotonic() < begun + MAKING_SECONDS):
+        for slot in ring.slots[count : count + ring.group]:
             slot.args = ring.timed.make(rng)
             slot.write_inputs()
-        count += GROUP
+        count += ring.group
     ring.poison()
     return count
 
@@ -80,7 +80,7 @@ def _visit(clock: Clock, path: list[int]) -> tuple[float, list[int]]:
     table = [[0, 0] for _ in slots]
     for here, there in pairwise(path):
         table[here] = [there, there]
-    visited = [start + k for start in path for k in range(GROUP)]
+    visited = [start + k for start in path for k in range(clock.ring.group)]
     looked = random.choices(visited or range(len(slots)), k=LOOKS)
     start = path[0] if path else 0
     begun = time.perf_counter()

@@ -20,11 +20,14 @@ from trapline.arena.gpu.burst import LAG
 from trapline.arena.gpu.contract import STORED, Entry, Timed, widen
 from trapline.arena.gpu.rig import Call, GpuSubmission, Placed, Rig
 
-#: Calls in a group; a decision is made after each group.
-GROUP = 4
+#: Calls in a group; a decision is made after each group. It costs some microseconds, which count
+#: as the group's, so that rings of many slots have longer groups.
+LEAST_GROUP, GROUP_SHARE = 4, 0.75
 #: The ring of inputs is larger than the second-level cache by this factor.
 RING_OVER_CACHE = 2.0
-LEAST_SLOTS, MOST_SLOTS = 6, 24
+LEAST_SLOTS, MOST_SLOTS = 16, 24
+#: Inputs of at least so many bytes take long to write, and longer to compute on than to decide.
+LARGE, LEAST_LARGE_SLOTS = 1 << 27, 6
 #: A long burst takes about this long, and is longer than a short one by at least so many groups.
 BURST_SECONDS, LEAST_GROUPS, MOST_GROUPS = 0.06, 8, 4000
 SHORT = 4
@@ -52,6 +55,11 @@ class Ring:
     probes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def group(self) -> int:
+        """Calls between two decisions."""
+        return max(LEAST_GROUP, int(GROUP_SHARE * len(self.slots)))
+
+    @property
     def placed(self) -> list[Placed]:
         return [place for slot in self.slots for place in slot.placed]
 
@@ -69,7 +77,7 @@ def make_ring(
     entries: Mapping[str, Entry],
     timed: Timed,
     rng: np.random.Generator,
-    least: int = LEAST_SLOTS,
+    least: int = 0,
 ) -> Ring:
     """The ring of one shape, with at least so many slots."""
     first = timed.make(rng)
@@ -82,9 +90,10 @@ def make_ring(
     return Ring(rig, timed, slots)
 
 
-def slots_of(args: tuple[Any, ...], l2: int, least: int = LEAST_SLOTS) -> int:
+def slots_of(args: tuple[Any, ...], l2: int, least: int = 0) -> int:
     """How many inputs of this size the ring holds beside a second-level cache of `l2` bytes."""
     size = sum(value.nbytes for value in args if isinstance(value, np.ndarray))
+    least = least or (LEAST_LARGE_SLOTS if size >= LARGE else LEAST_SLOTS)
     wanted = math.ceil(RING_OVER_CACHE * l2 / max(1, size))
     return min(MOST_SLOTS, max(least, wanted))
 
@@ -150,7 +159,10 @@ def _probe(
 
 @dataclass
 class Times:
-    """Seconds of one call, by round; whether calls were replayed from graphs."""
+    """Seconds of one call, by round; whether calls were replayed from graphs.
+
+    `latency` is the time of one call whose output is waited for.
+    """
 
     mode: str
     seconds: list[float]
@@ -174,7 +186,7 @@ class Clock:
             entry=ring.timed.entry,
             slots=[slot.nodes for slot in ring.slots],
             probes=probes,
-            group=GROUP,
+            group=ring.group,
             graphs=graphs,
         )
         self.mode = str(reply.get("mode"))
@@ -206,14 +218,14 @@ class Clock:
         for number in range(groups):
             above = 0
             if number >= patience:
-                decided = (path[number - patience] + GROUP - 1) % len(self.ring.slots)
+                decided = (path[number - patience] + self.ring.group - 1) % len(self.ring.slots)
                 above = int(self.ring.probes[decided]["above"])
             path.append(table[path[-1]][above] if path else start)
         return path
 
     def _check(self, start: int, whole: bool) -> None:
         """A slot of the group that began with this one."""
-        chosen = (start + random.randrange(GROUP)) % len(self.ring.slots)
+        chosen = (start + random.randrange(self.ring.group)) % len(self.ring.slots)
         slot, right = self.ring.slots[chosen], self.ring.expected[chosen]
         scales = self.ring.scales[chosen]
         for place, stored, scale in zip(slot.outputs, right, scales, strict=True):
@@ -234,9 +246,10 @@ class Clock:
             taken = {groups: self.burst(groups, whole=turn == looked_at) for groups in order}
             slope = (taken[SHORT + extra] - taken[SHORT]) / extra
             least = LEAST_SHARE * taken[SHORT + extra] / (SHORT + extra)
-            seconds.append(max(slope, least) / GROUP)
-        waited = self.burst(LEAST_GROUPS, patience=1) / LEAST_GROUPS / GROUP
-        return Times(self.mode, seconds, waited)
+            seconds.append(max(slope, least) / self.ring.group)
+        waited = self.burst(LEAST_GROUPS, patience=1) / LEAST_GROUPS
+        others = (self.ring.group - 1) * median(seconds)
+        return Times(self.mode, seconds, max(waited - others, median(seconds)))
 
 
 def compare(slot: Call, got: list[np.ndarray], right: list[np.ndarray], timed: Timed) -> None:
