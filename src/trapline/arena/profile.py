@@ -24,6 +24,8 @@ CONTROL = "control"
 FLAWED = "flawed"
 #: What such a profile adds to the prompt; the module has `check(solution)`.
 PSEUDOCODE, GOLDEN = "pseudocode.md", "golden"
+#: Figures of an answer that reports print too: `figures(submission, rng)`, by quantity.
+FIGURES = "figures"
 PREVAILS = (
     "This sketch is not part of the contract and may contain mistakes. The golden test below is "
     "right: where the two disagree, the golden test prevails."
@@ -90,6 +92,10 @@ class Profile:
     def has_rule(self) -> bool:
         """Whether it is judged by a rule of its own instead of by part of the contract."""
         return (self.folder / "cases.py").is_file()
+
+    @property
+    def has_figures(self) -> bool:
+        return (self.folder / f"{FIGURES}.py").is_file()
 
     @property
     def scope(self) -> Scope:

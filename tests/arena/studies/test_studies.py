@@ -13,6 +13,7 @@ SOURCES = {
     "002_c317e54c61c78f04.txt",
     "003_317bb170457f1cae.txt",
     "004_d58c1651d869a7a2.txt",
+    "3-way-head-to-head-round3.md",
 }
 
 

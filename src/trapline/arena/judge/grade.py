@@ -32,7 +32,7 @@ from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.transcript import Transcript
-from trapline.arena.profile import ADAPTER
+from trapline.arena.profile import ADAPTER, FIGURES
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, FlawOutcome, State
 
 OnStep = Callable[[str], None]
@@ -153,6 +153,7 @@ def _ask(
             _check(request, challenge, submission, verdict, on_step)
             if not request.checks_only:
                 _measure(request, challenge, submission, verdict, on_step)
+                _take_figures(challenge, submission, verdict, request.seed)
     return submission
 
 
@@ -340,6 +341,26 @@ def _named_measures(
     finally:
         submission.settle()
     return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
+
+
+def _take_figures(
+    challenge: Challenge, submission: Submission, verdict: Verdict, seed: int
+) -> None:
+    """Figures that reports print of answers to the profile's prompt; no score depends on them."""
+    if challenge.profile is None or not challenge.profile.has_figures:
+        return
+    take = challenge.profile_module(FIGURES).figures
+    try:
+        verdict.raw["figures"] = take(submission, generator(seed, FIGURES))
+    except (NotMeasuredError, OSError) as error:
+        verdict.raw["not_figured"] = str(error)
+    except ArenaError:
+        raise
+    except Exception as error:  # a wrong answer, or one of an unforeseen form
+        why = error if isinstance(error, Violation) else unexaminable(error)
+        verdict.raw["not_figured"] = str(why)
+    finally:
+        submission.settle()
 
 
 def _measure_gpu(challenge: Challenge, submission: Submission, verdict: Verdict) -> None:

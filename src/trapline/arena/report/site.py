@@ -25,11 +25,13 @@ from trapline.arena.report.pages import (
     methodology,
     overview,
     reproduction,
+    said,
     standings,
     traps,
 )
 from trapline.arena.report.reading import Reading
 from trapline.arena.report.runview import RunView
+from trapline.arena.report.said_measured import said_measured
 from trapline.arena.runs.store import canonical
 
 NAV = (
@@ -39,6 +41,7 @@ NAV = (
     ("duel.html", "Duel"),
     ("traps.html", "Traps"),
     ("kills.html", "Kill matrix"),
+    ("said.html", "Said and measured"),
     ("reproduction.html", "Reproduction"),
     ("methodology.html", "Methodology"),
 )
@@ -144,6 +147,8 @@ class Site:
         if reading.executed or self.certificates:
             fill = partial(kills.context, reading, self.certificates)
             found["kills.html"] = ("kills.html", fill)
+        if published := said_measured(reading.run):
+            found["said.html"] = ("said.html", partial(said.context, reading, published))
         if reading.run.reproduction:
             found["reproduction.html"] = (
                 "reproduction.html",

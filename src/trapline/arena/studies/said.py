@@ -1,33 +1,27 @@
-"""What a report said of answers, held against what grading them measured.
+"""The letters of a report, held against what grading the same answers measured.
 
 Pure functions over a reported field and the cells of a run under the profile of its prompts.
 """
 
-import ast
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Literal
 
 from trapline.arena.record import Cell, Record
 from trapline.arena.standings.margin import steps
-from trapline.arena.studies.records import Fact, ReportedField
+from trapline.arena.studies.records import ReportedField
 
 #: The profile whose prompts the report's answers were written to.
 PROFILE = "published"
-Verdict = Literal["holds", "does not hold", "cannot be known"]
 ROUNDS = 2000
-#: Figures within this share of each other agree, as elsewhere in the study.
-CLOSE = 0.05
-#: Path → text of an answer's files.
-Files = Mapping[str, str]
 
 
 class SaidCell(Record):
     """One answer: the letter that was printed, and what was measured."""
 
     model: str
+    entrant: str
     challenge: str
     said: str
     state: str
@@ -35,16 +29,6 @@ class SaidCell(Record):
     letter: str | None
     #: Causes with their certainty, or why nothing was run.
     measured: str
-
-
-class CheckedClaim(Record):
-    model: str
-    challenge: str
-    quantity: str
-    said: str
-    found: str
-    verdict: Verdict
-    source: str
 
 
 class Agreement(Record):
@@ -79,6 +63,7 @@ def said_cells(field: ReportedField, cells: Sequence[Cell]) -> list[SaidCell]:
     found = [
         SaidCell(
             model=models[cell.entrant],
+            entrant=cell.entrant,
             challenge=cell.challenge,
             said=matrix[models[cell.entrant], cell.challenge].letter,
             state=cell.state,
@@ -101,113 +86,6 @@ def _measured(cell: Cell, reading: str) -> str:
         return f"{cell.reason}. By reading, not by running: {reading}" if reading else cell.reason
     named = [f"{f.cause} ({f.certainty}): {f.sentence}" for f in cell.findings]
     return " ".join(named) or "no finding"
-
-
-# --- claims ---------------------------------------------------------------------------------------
-
-
-def checked_claims(
-    field: ReportedField, cells: Sequence[Cell], files_of: Callable[[Cell], Files]
-) -> list[CheckedClaim]:
-    """Each printed figure or word about an answer that lies here."""
-    models = models_of(field, {cell.entrant for cell in cells})
-    here = {
-        (models[cell.entrant], cell.challenge): cell
-        for cell in cells
-        if cell.entrant in models and cell.profile == PROFILE
-    }
-    found: list[CheckedClaim] = []
-    for fact in field.facts.fact:
-        for model, said in fact.values.items():
-            cell = here.get((model, fact.challenge))
-            if cell is not None:
-                found.append(_checked(fact, model, said, cell, files_of))
-    return found
-
-
-def _checked(
-    fact: Fact, model: str, said: float | str, cell: Cell, files_of: Callable[[Cell], Files]
-) -> CheckedClaim:
-    count = _BY_READING.get(fact.quantity)
-    if count is None:
-        why = cell.reason if cell.score is None else "it is not measured here"
-        return _claim(fact, model, said, f"– ({why})", "cannot be known")
-    counts = count(files_of(cell))
-    if not any(counts):
-        return _claim(fact, model, said, "– (the files show none to count)", "cannot be known")
-    shown = " or ".join(f"{one:g}" for one in dict.fromkeys(counts))
-    agrees = any(_agree(said, one) for one in counts)
-    return _claim(fact, model, said, shown, "holds" if agrees else "does not hold")
-
-
-def _claim(fact: Fact, model: str, said: float | str, found: str, verdict: Verdict) -> CheckedClaim:
-    shown = said if isinstance(said, str) else f"{said:g}"
-    return CheckedClaim(
-        model=model,
-        challenge=fact.challenge,
-        quantity=fact.quantity,
-        said=f"{shown} {fact.unit}".strip(),
-        found=found,
-        verdict=verdict,
-        source=fact.source,
-    )
-
-
-def _agree(said: float | str, got: float) -> bool:
-    return isinstance(said, float | int) and abs(said - got) <= CLOSE * max(abs(said), abs(got))
-
-
-def _code(files: Files) -> dict[str, str]:
-    return {name: text for name, text in files.items() if _is_code(name)}
-
-
-def _is_code(name: str) -> bool:
-    return name.endswith(".py") and name != "adapter.py"
-
-
-def _lines(files: Files) -> list[int]:
-    """Lines of the longest file and of all files, with and without empty and comment lines."""
-    texts = sorted((text.splitlines() for text in _code(files).values()), key=len)
-    if not texts:
-        return []
-    counted: list[int] = []
-    for lines in (texts[-1], [line for text in texts for line in text]):
-        filled = [line for line in lines if line.strip()]
-        plain = [line for line in filled if not line.strip().startswith("#")]
-        counted += [len(lines), len(filled), len(plain)]
-    return counted
-
-
-def _tests(files: Files) -> list[int]:
-    """Functions whose names begin with `test`, in whichever file."""
-    count = sum(
-        isinstance(node, ast.FunctionDef) and node.name.startswith("test")
-        for text in _code(files).values()
-        for node in _top_level(text)
-    )
-    return [count]
-
-
-def _files(files: Files) -> list[int]:
-    """Files of code, and these together with the notes."""
-    notes = [name for name in files if name.endswith(".md") and "prompt" not in name.lower()]
-    code = len(_code(files))
-    return [code, code + 1, code + len(notes)] if notes else [code]
-
-
-def _top_level(text: str) -> list[ast.stmt]:
-    try:
-        return ast.parse(text).body
-    except (SyntaxError, ValueError):
-        return []
-
-
-#: What can be counted in an answer's files, in each way that a report may have counted it.
-_BY_READING: dict[str, Callable[[Files], list[int]]] = {
-    "lines of code": _lines,
-    "tests": _tests,
-    "files": _files,
-}
 
 
 # --- agreement ------------------------------------------------------------------------------------
@@ -236,7 +114,7 @@ def criterion_agreement(field: ReportedField, found: Sequence[SaidCell]) -> list
             continue
         for name, points in {**card.dimensions, "overall": card.overall}.items():
             by.setdefault(name, {}).setdefault(card.challenge, {})[card.model] = (points, score)
-    return [agreement(name, pairs) for name, pairs in sorted(by.items())]
+    return [agreement(name, pairs, interval=True) for name, pairs in sorted(by.items())]
 
 
 def agreement(of: str, pairs: Pairs, *, interval: bool = False) -> Agreement:

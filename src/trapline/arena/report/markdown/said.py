@@ -2,63 +2,50 @@
 
 from collections.abc import Sequence
 
-from trapline.arena.record import Cell
 from trapline.arena.report.markdown.syntax import join, table
 from trapline.arena.report.runview import RunView
-from trapline.arena.studies.published import load
-from trapline.arena.studies.records import ReportedField
-from trapline.arena.studies.said import (
-    Agreement,
-    CheckedClaim,
-    Files,
-    SaidCell,
-    checked_claims,
-    criterion_agreement,
-    letter_agreement,
-    said_cells,
+from trapline.arena.report.said_measured import (
+    ABOUT_CLAIMS,
+    ABOUT_ORDERS,
+    DECISIONS,
+    LEDE,
+    SESSION_HEADS,
+    TITLE,
+    SaidMeasured,
+    interval,
+    said_measured,
+    session_figures,
+    tau,
 )
+from trapline.arena.studies.claims import CheckedClaim
+from trapline.arena.studies.said import Agreement, SaidCell
 
 
 def document(run: RunView) -> str:
     """The page; empty where the run holds no answer that the report speaks of."""
-    field = ReportedField.of(load())
-    found = said_cells(field, run.cells)
-    if not found:
+    found = said_measured(run)
+    if found is None:
         return ""
-
-    def files_of(cell: Cell) -> Files:
-        return run.bundles[cell.bundle].files if cell.bundle in run.bundles else {}
-
-    claims = checked_claims(field, run.cells, files_of)
-    graded = [one for one in found if one.score is not None]
+    claims = [
+        block
+        for decision, title in DECISIONS.items()
+        for block in (f"### {title}", _claims(found.decided(decision)))
+    ]
     return join(
-        "# What was said, what was measured",
-        "A published evaluation printed letters for these answers; a language model had read "
-        "them. Here the same answers were executed under the profile `published`, which asks what "
-        "their prompts asked. A finding is `confirmed` when the wrong answers equal those of a "
-        "known bug.",
-        f"{len(graded)} of {len(found)} answers were executed. {_summary(graded)}",
+        f"# {TITLE}",
+        LEDE,
+        found.summary,
         "## Each answer",
-        _cells(found),
+        _cells(found.cells),
         "## Agreement of the two orders",
-        "Kendall's τ-b over pairs of entrants within a challenge: 1 is the same order, −1 the "
-        "opposite one. The interval is from resampling the challenges.",
-        _agreements(letter_agreement(found)),
+        ABOUT_ORDERS,
+        _agreements(found.letters),
         "### Each criterion of the report, against the measured score",
-        _agreements(criterion_agreement(field, found)),
-        "## Claims that can be checked by reading the files",
-        _claims(claims, known=True),
-        "## Claims that cannot be known here",
-        _claims(claims, known=False),
-    )
-
-
-def _summary(graded: Sequence[SaidCell]) -> str:
-    failed = [one for one in graded if one.state == "fail"]
-    praised = [one for one in failed if one.said.startswith("A")]
-    return (
-        f"Failing their own prompt: {len(failed)}, of which {len(praised)} had an A+, A or A− in "
-        "the report."
+        _agreements(found.criteria),
+        "## Claims",
+        ABOUT_CLAIMS,
+        *claims,
+        *_sessions(found),
     )
 
 
@@ -81,15 +68,11 @@ def _cells(found: Sequence[SaidCell]) -> list[str]:
 def _agreements(found: Sequence[Agreement]) -> list[str]:
     if not found:
         return ["The run holds no answer to which the report gave points."]
-
-    def shown(value: float | None) -> str:
-        return "–" if value is None else f"{value:.2f}"
-
     rows = [
         (
             one.of,
-            shown(one.tau),
-            f"{shown(one.low)} to {shown(one.high)}" if one.low is not None else "–",
+            tau(one.tau),
+            interval(one),
             one.alike,
             one.opposite,
             one.pairs - one.alike - one.opposite,
@@ -100,20 +83,18 @@ def _agreements(found: Sequence[Agreement]) -> list[str]:
     return table(heads, rows)
 
 
-def _claims(claims: Sequence[CheckedClaim], *, known: bool) -> list[str]:
-    chosen = [one for one in claims if (one.verdict != "cannot be known") == known]
-    if not chosen:
+def _claims(claims: Sequence[CheckedClaim]) -> list[str]:
+    if not claims:
         return ["None."]
-    if known:
-        heads: tuple[str, ...] = ("challenge", "model", "claim", "said", "found", "")
-        rows: list[tuple[str, ...]] = [
-            (one.challenge, one.model, one.quantity, one.said, one.found, one.verdict)
-            for one in chosen
-        ]
-    else:
-        heads = ("challenge", "model", "claim", "said", "why not")
-        rows = [
-            (one.challenge, one.model, one.quantity, one.said, one.found.strip("– ()"))
-            for one in chosen
-        ]
-    return table(heads, dict.fromkeys(rows))
+    heads = ("challenge", "model", "claim", "said", "found", "by")
+    return table(
+        heads,
+        [(one.challenge, one.model, one.quantity, one.said, one.found, one.by) for one in claims],
+    )
+
+
+def _sessions(found: SaidMeasured) -> list[list[str] | str]:
+    if not found.sessions:
+        return []
+    rows = [(model, challenge, *session_figures(o)) for model, challenge, o in found.sessions]
+    return ["## What the sessions took", table(("model", "challenge", *SESSION_HEADS), rows)]

@@ -1,0 +1,1 @@
+"""The published prompt: tiled attention and its gradients from a cache."""

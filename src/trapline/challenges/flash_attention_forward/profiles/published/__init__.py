@@ -1,0 +1,1 @@
+"""The published prompt: tiled attention, its output alone."""

@@ -1,0 +1,1 @@
+"""The published prompt: layer norm under free names."""
