@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/bench_gpu_timing.py
     … --trials 20: pairs of times a shape; --level landlock: isolation of the runners
+    … --part agreement or --part pairs: only one part; the results of the other are kept
 
 Three questions, all asked through the rig that grades answers:
 - the same kernel in two runners: the ratio of their times, which should be 1;
@@ -15,15 +16,16 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from harness import write
+from harness import measured_before, write
 
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.gpu.checks import noise
@@ -31,11 +33,11 @@ from trapline.arena.gpu.contract import Entry, Output, Timed, entries
 from trapline.arena.gpu.measure import LIGHTS
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.gpu.rig import GpuSubmission
-from trapline.arena.gpu.timing import Clock, Ring, learn, make_ring, slots_of
+from trapline.arena.gpu.timing import Clock, learn, make_ring, slots_of
 from trapline.arena.process.session import SandboxConfig
 
 #: Runners are started anew after so many trials.
-TRIALS_A_RUNNER = 10
+TRIALS_A_RUNNER = 20
 BAND, SEEN, AGREEMENT, LONG_SECONDS = (0.98, 1.02), 1.15, 0.05, 20e-6
 REPLAYS, REPLAY_SECONDS = 9, 0.02
 SLOWER = """
@@ -132,16 +134,23 @@ def compare(one: Subject, config: SandboxConfig, trials: int) -> dict[str, Any]:
     }
 
 
-def through_the_rig(one: Subject, config: SandboxConfig) -> dict[str, Any]:
+def through_the_rig(config: SandboxConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Times of all subjects, those of one folder in one runner."""
     rig = shared_rig(config.device)
-    ring: Ring = make_ring(rig, one.entries, one.timed, np.random.default_rng(1))
-    try:
-        with GpuSubmission(one.folder, config, one.entries, rig) as answer:
-            learn(ring, answer)
-            times = Clock(ring, answer).times()
-    finally:
-        ring.release()
-    return {"seconds": times.best, "latency": times.latency, "mode": times.mode}
+    for folder, members in groupby(subjects(), lambda one: one.folder):
+        chosen = list(members)
+        with GpuSubmission(folder, config, chosen[0].entries, rig) as answer:
+            for one in chosen:
+                ring = make_ring(rig, one.entries, one.timed, np.random.default_rng(1))
+                try:
+                    learn(ring, answer)
+                    times = Clock(ring, answer).times()
+                finally:
+                    ring.release()
+                yield (
+                    one.timed.name,
+                    {"seconds": times.best, "latency": times.latency, "mode": times.mode},
+                )
 
 
 def replayed(one: Subject, l2: int) -> float:
@@ -203,43 +212,52 @@ def agreement(config: SandboxConfig) -> dict[str, Any]:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     graphs: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     rows = {}
-    for one in subjects():
-        found, graph = through_the_rig(one, config), graphs[one.timed.name]
-        off = found["seconds"] / graph - 1
-        rows[one.timed.name] = {**found, "graph replay": graph, "error": off}
+    for name, found in through_the_rig(config):
+        off = found["seconds"] / graphs[name] - 1
+        rows[name] = {**found, "graph replay": graphs[name], "error": off}
         print(
-            f"{one.timed.name}: {found['seconds'] * 1e6:.2f} µs, graph {graph * 1e6:.2f} µs "
+            f"{name}: {found['seconds'] * 1e6:.2f} µs, graph {graphs[name] * 1e6:.2f} µs "
             f"({off:+.1%}), latency {found['latency'] * 1e6:.1f} µs",
             flush=True,
         )
     return rows
 
 
+def summary_of(results: dict[str, Any]) -> dict[str, Any]:
+    rows, pairs = results.get("agreement", {}), results.get("pairs", {})
+    long = [row for row in rows.values() if row["graph replay"] >= LONG_SECONDS]
+    agree = sum(abs(row["error"]) <= AGREEMENT for row in long)
+    short = [row["error"] for row in rows.values() if row["graph replay"] < LONG_SECONDS]
+    return {
+        "same kernel, ratio within 0.98 to 1.02": {
+            name: pair["within 0.98 to 1.02"] for name, pair in pairs.items()
+        },
+        "slower copy seen": {name: pair["seen to be slower"] for name, pair in pairs.items()},
+        "within 5 % of graph replay, 20 µs and longer": f"{agree} of {len(long)}",
+        "largest error of shorter ones": f"{max(map(abs, short), default=0.0):.1%}",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--level", default="landlock")
+    parser.add_argument("--part", choices=("agreement", "pairs"))
     parser.add_argument("--replay", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.replay:
         print(json.dumps({one.timed.name: replayed(one, asked.replay) for one in subjects()}))
         return
     config = load("fused_softmax_topk", "gpu").sandbox_config(asked.level)
-    rows = agreement(config)
-    pairs = {
-        one.timed.name: compare(one, config, asked.trials) for one in (subjects()[0], subjects()[2])
-    }
-    long = [row for row in rows.values() if row["graph replay"] >= LONG_SECONDS]
-    agree = sum(abs(row["error"]) <= AGREEMENT for row in long)
-    short = max((abs(r["error"]) for r in rows.values() if r not in long), default=0.0)
-    summary = {
-        "pairs": {name: found["within 0.98 to 1.02"] for name, found in pairs.items()},
-        "slower copy": {name: found["seen to be slower"] for name, found in pairs.items()},
-        "within 5 % of graph replay, 20 µs and longer": f"{agree} of {len(long)}",
-        "largest error of shorter ones": f"{short:.1%}",
-    }
-    print(write("gpu_timing", "cuda", {"agreement": rows, "pairs": pairs}, summary=summary))
-    print(json.dumps(summary, indent=1))
+    results = measured_before("gpu_timing", "cuda")
+    if asked.part != "pairs":
+        results["agreement"] = agreement(config)
+    if asked.part != "agreement":
+        chosen = (subjects()[1], subjects()[2])
+        results["pairs"] = {one.timed.name: compare(one, config, asked.trials) for one in chosen}
+    summary = summary_of(results)
+    print(write("gpu_timing", "cuda", results, summary=summary))
+    print(json.dumps(summary, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":
