@@ -40,6 +40,10 @@ MOST_NARROW = 0.2
 MARGIN = 0.1
 #: Of two bugs at once, each shows in most of the checks that its mutant fails.
 LEAST_CONTAINED = 0.6
+#: A confirmed cause of so small a share of the failures is a side effect where one pattern fits
+#: nearly all of them: rounding at another place than the mutant's makes a tie of its own.
+MOST_SIDE = 0.34
+LEAST_WHOLE = 0.7
 #: Findings without a name in one cell; the last of them stands for all further ones.
 MOST_UNNAMED = 2
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
@@ -104,7 +108,7 @@ class Diagnoser:
 
     def diagnose(self) -> Diagnosis:
         while self.rest:
-            cause = self._confirmed_cause() or self._contained_cause() or self._likely_cause()
+            cause = self._next_cause()
             if cause is None:
                 break
             self._set_aside(cause)
@@ -112,19 +116,39 @@ class Diagnoser:
 
     # -- choosing a cause -------------------------------------------------------------------------
 
+    def _next_cause(self) -> str | None:
+        """A confirmed cause, unless it explains little and a likely one nearly everything."""
+        confirmed = self._confirmed_cause()
+        if confirmed is None:
+            return self._contained_cause() or self._likely_cause()
+        if len(self._fails(confirmed) & self.rest) <= MOST_SIDE * len(self.rest):
+            likely = self._likely_cause()
+            if likely is not None and self._fit(likely) >= LEAST_WHOLE:
+                return likely
+        self.confirmed.add(confirmed)
+        return confirmed
+
     def _confirmed_cause(self) -> str | None:
         """The bug whose mutant gives the same wrong answers to the most failing checks."""
+        ordered = self._by_fit()
+        # What state does to other checks is a matter of chance, so its pattern never fits.
+        stateful = [f for f in ordered[MOST_CANDIDATES:] if self.traps[self.forms[f]].keeps_state]
         candidates = [
             form
-            for form in self._by_fit()[:MOST_CANDIDATES]
+            for form in [*ordered[:MOST_CANDIDATES], *stateful]
             if self._precision(form) >= 0.5 and self._confirms(form, self.forms[form])
         ]
         if not candidates:
             return None
         checks = self._deciding(candidates)
-        best = max(candidates, key=lambda form: (self._agreement(form, checks), self._fit(form)))
-        self.confirmed.add(best)
-        return best
+        return max(
+            candidates,
+            key=lambda form: (
+                self._agreement(form, checks),
+                self._fit(form),
+                self._same_messages(form, checks),
+            ),
+        )
 
     def _contained_cause(self) -> str | None:
         """With two bugs at once: one whose wrong elements are all there, among others."""
@@ -202,6 +226,13 @@ class Diagnoser:
         fails = self._fails(form)
         same = sum(1 for check in checks if check in fails and self._confirms(form, check))
         return same - len(fails - self.failures.keys())
+
+    def _same_messages(self, form: str, checks: Sequence[str]) -> int:
+        """On how many of these checks the mutant fails with the same numbers in the message."""
+        shared = [check for check in checks if check in self._fails(form)]
+        return sum(
+            self.host.run(form, check).message == self.failures[check].message for check in shared
+        )
 
     def _comparison(self, form: str, check: str) -> Comparison:
         key = form, check

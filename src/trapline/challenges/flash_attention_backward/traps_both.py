@@ -33,6 +33,8 @@ _LSE = "np.where(seen, peak + np.log(total), -np.inf)"
 _SCALED = "    q = q * D**-0.5\n"
 _CHECKED_FORWARD = "    _check(q, k, v, tile)\n    (B, H"
 _LATER = "np.arange(position + 1, position + rows + 1)"
+_COLUMNS = "cols = slice(start, min(start + tile, stop))"
+_WHOLE_COLUMNS = "cols = slice(start, min(start + tile, len(k)))"
 _SHORT_COLS = "        cols = slice(start + (start > 0), min(start + tile, stop))\n"
 _BLIND_ROWS = "\n            scores[np.arange(position, position + rows) < 0] = -np.inf"
 _ORIGIN = "np.where(new_peak == -np.inf, 0, new_peak)"
@@ -96,6 +98,17 @@ def own_key_hidden(submission: Submission, rng: np.random.Generator) -> None:
     mutant=edits(
         (_HIDDEN, _HIDDEN.replace("np.arange(position, position + rows)", _LATER)), RECOMPUTE
     ),
+    also=[
+        edits(
+            (_HIDDEN, _HIDDEN.replace("np.arange(position, position + rows)", _LATER)),
+            (
+                "min(len(k), position + rows) if causal",
+                "min(len(k), position + rows + 1) if causal",
+            ),
+            ("position + rows.stop - top <= start", "position + rows.stop - top < start"),
+            RECOMPUTE,
+        )
+    ],
     seen=BLIND,
     control=ordinary,
 )
@@ -191,6 +204,28 @@ def mask_in_tile_coordinates(submission: Submission, rng: np.random.Generator) -
 )
 def last_visible_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=5, S=5).draw(rng), causal=True, tile=1)
+
+
+@trap(
+    catches="a query skips a key tile of which it sees only a part, in both passes",
+    severity="critical",
+    story="The test for tiles that are hidden as a whole asks for the last key of the tile.",
+    mutant=edits(
+        (_COLUMNS, _WHOLE_COLUMNS),
+        ("if causal and cols.stop > position + 1:", "if causal:"),
+        (
+            _HIDDEN,
+            "np.broadcast_to(cols.stop - 1 > np.arange(position, position + rows)[:, None], "
+            "(rows, cols.stop - cols.start))",
+        ),
+        RECOMPUTE,
+    ),
+    seen=BLIND,
+    control=ordinary,
+)
+def partly_visible_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
+    """Six queries, eight keys, tiles of four: no query tile ends with a key tile."""
+    attends(submission, *Shape(T=6, S=8).draw(rng), causal=True, tile=4)
 
 
 @trap(

@@ -5,7 +5,12 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
-from trapline.challenges.flash_attention_backward.situations import grouped, ordinary, with_logits
+from trapline.challenges.flash_attention_backward.situations import (
+    BLIND,
+    grouped,
+    ordinary,
+    with_logits,
+)
 from trapline.challenges.flash_attention_backward.solution_lines import (
     BACKWARD_HEAD,
     CHECKED,
@@ -34,6 +39,41 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
 )
 def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
+
+
+@trap(
+    catches="the backward pass normalises its weights by sums that include hidden keys",
+    severity="critical",
+    story="The sums are formed again, and the mask is applied to the weights only.",
+    mutant=insert_after(
+        CHECKED,
+        "    whole = flash_attention(q, k, v, tile=tile)[1]\n"
+        "    lse = np.where(lse == -np.inf, lse, whole)\n",
+    ),
+    seen=BLIND,
+    control=ordinary,
+)
+def hidden_keys_in_the_normaliser(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    catches="the row sums of dout · out are taken from the first batch entry for all entries",
+    severity="critical",
+    story="One index too few, or a broadcast; a batch of one is right.",
+    mutant=edit("delta = (dout * out).sum(axis=-1)", "delta = (dout * out[:1]).sum(axis=-1)"),
+    also=[
+        edit("delta = (dout * out).sum(axis=-1)", "delta = (dout[:1] * out).sum(axis=-1)"),
+        edit(
+            "delta = (dout * out).sum(axis=-1)",
+            "delta = np.repeat((dout * out).sum(axis=-1)[:1], B, axis=0)",
+        ),
+    ],
+    seen=BLIND,
+    control=ordinary,
+)
+def delta_of_the_first_batch(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(B=2, T=4, S=4), rng, False), tile=4)
 
 
 @trap(

@@ -19,6 +19,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
 _POSITION = "start + S - T, causal"
 _WHEN = "if causal and cols.stop > position + 1:"
 _HIDDEN = "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]"
+_WHOLE_COLUMNS = "cols = slice(start, min(start + tile, len(k)))"
 _COLS, _ROWS = "np.arange(cols.start, cols.stop)", "np.arange(position, position + rows)[:, None]"
 
 
@@ -69,7 +70,7 @@ def diagonal_tile_unmasked(submission: Submission, rng: np.random.Generator) -> 
     severity="critical",
     story="A tile needs no mask if its last key is visible to its first query.",
     mutant=edits(
-        (COLUMNS, "cols = slice(start, min(start + tile, len(k)))"),
+        (COLUMNS, _WHOLE_COLUMNS),
         (_WHEN, "if causal and cols.stop > position + rows:"),
     ),
     seen=WRITTEN,
@@ -251,9 +252,32 @@ def tile_of_the_last_key_skipped(submission: Submission, rng: np.random.Generato
     mutant=edit(
         KEY_LOOP, "for start in range(0, min(stop, position + 1) if causal else stop, tile):"
     ),
+    also=[edit("position + rows) if causal", "max(0, position + 1)) if causal")],
+    seen=WRITTEN,
 )
 def tiles_skipped_by_first_query(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=6).draw(rng), causal=True, tile=4)
+
+
+@trap(
+    catches="a query skips a key tile of which it sees only a part",
+    severity="critical",
+    story="The test for tiles that are hidden as a whole asks for the last key of the tile.",
+    mutant=edits(
+        (COLUMNS, _WHOLE_COLUMNS),
+        (_WHEN, "if causal:"),
+        (_HIDDEN, f"np.broadcast_to(cols.stop - 1 > {_ROWS}, (rows, cols.stop - cols.start))"),
+    ),
+    also=[
+        edits((COLUMNS, f"{_WHOLE_COLUMNS}\n        if causal and {reader}:\n            continue"))
+        for reader in ("cols.stop > position + 1", "cols.stop > position + rows")
+    ],
+    seen=WRITTEN,
+    control=full_square,
+)
+def partly_visible_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
+    """Six queries, eight keys, tiles of four: no query tile ends with a key tile."""
+    attends(submission, *Shape(T=6, S=8).draw(rng), causal=True, tile=4)
 
 
 @trap(

@@ -76,12 +76,11 @@ def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
     also=(
         edit(CALL, CALL.replace("S - T", "S - H")),
         edit(CALL, CALL.replace("S - T", "S - D")),
-        edit(CALL, CALL.replace("S - T", "S - 1")),
         edit(CALL, CALL.replace("S - T", "S - tile")),
     ),
 )
 def offset_by_another_size(submission: Submission, rng: np.random.Generator) -> None:
-    attends(submission, *Shape(H=6, G=2, T=8, S=8, D=5).draw(rng), causal=True, tile=4)
+    attends(submission, *Shape(H=6, G=1, T=8, S=8, D=5).draw(rng), causal=True, tile=4)
 
 
 @trap(

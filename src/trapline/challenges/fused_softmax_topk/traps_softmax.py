@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import (
     DTYPES,
@@ -290,6 +290,29 @@ def _ask_half(submission: Submission, logits: np.ndarray, k: int) -> None:
 
 def _guarded(size: str) -> tuple[str, str]:
     return ANSWER, ANSWER.replace("/ total", f"/ (total + {size})")
+
+
+def _without_small(cut: float) -> Mutant:
+    """Exponentials of what lies further below the maximum do not count."""
+    return edit(
+        SUM, SUM.replace("_weights(tile, new))", f"_weights(tile[tile > new - {cut}], new))")
+    )
+
+
+@trap(
+    catches="small exponentials are left out of the sum, though together they weigh something",
+    severity="major",
+    story="Logits far below the maximum are skipped as negligible; a vocabulary has many of them.",
+    mutant=_without_small(8.0),
+    also=[_without_small(cut) for cut in (5.0, 6.0, 10.0, 12.0, 15.0, 16.0, 20.0)],
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def small_exponentials_dropped(submission: Submission, rng: Rng) -> None:
+    row = sparse({rng.integers(32): 0.0}, 1 << 14, low=-22.0)
+    for place, level in enumerate((-5.5, -7.0, -9.0, -11.0, -13.5, -15.5, -18.0), 1):
+        row[0, place * 2048 : (place + 1) * 2048] = level
+    ask(submission, row + rng.uniform(0.0, 0.2), 1)
 
 
 @trap(

@@ -15,9 +15,11 @@ from trapline.challenges.fused_softmax_topk.situations import (
 )
 from trapline.challenges.fused_softmax_topk.solution_lines import (
     ALL_VALUES,
+    ANSWER,
     CALL,
     FRESH,
     LOOP,
+    MERGE,
     ORDER,
     PLACES,
     SUM,
@@ -254,6 +256,34 @@ def tile_must_beat_the_best(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="whether a tile holds new winners is decided for several rows at once, and a row of "
+    "lower logits loses its late entries",
+    severity="critical",
+    story="The largest k-th value of the block, or that of its first row, is the threshold of all.",
+    mutant=edits(
+        (CALL, CALL.replace("logits[row], k", "logits[row], k, logits[row // 2 * 2 :][:2]")),
+        (
+            "def _one_row(logits: Floats, k: int)",
+            "def _one_row(logits: Floats, k: int, block: Floats)",
+        ),
+        (
+            MERGE,
+            "floor = np.sort(block[:, :start])[:, -k].max() if start >= k else -np.inf\n"
+            "        if start < k or np.any(block[:, start : start + TILE] > floor):\n"
+            f"            {MERGE}",
+        ),
+    ),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def tile_skipped_for_all_rows(submission: Submission, rng: Rng) -> None:
+    first, second = rng.permutation(32)[:2]
+    high = sparse({first: 9.0, second: 8.0})
+    low = sparse({first: 1.0, second: 0.0, LATE + rng.integers(32): 2.0})
+    ask(submission, np.concatenate([high, low]), 2)
+
+
+@trap(
     catches="positions found behind the first k entries are not shifted by k: wrong and doubled "
     "entries",
     severity="critical",
@@ -325,6 +355,18 @@ def k_above_a_tile(submission: Submission, rng: Rng) -> None:
         (FRESH, FRESH.replace("tile > best", "tile >= best")),
         (ORDER, ORDER.replace("[:k]", "[: None if start else k]")),
     ),
+    also=[
+        edits(
+            (
+                ANSWER,
+                "quota = k - np.sum(best > best[-1])\n"
+                "    tied = np.flatnonzero(logits == best[-1]) // TILE\n"
+                "    if np.sum(np.minimum(np.bincount(tied), quota)) > quota:\n"
+                '        raise IndexError(f"index {k} is out of bounds for axis 0 with size {k}")\n'
+                f"    {ANSWER}",
+            ),
+        )
+    ],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )

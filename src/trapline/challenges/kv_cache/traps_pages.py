@@ -13,6 +13,8 @@ from trapline.challenges.kv_cache.cases import (
 )
 from trapline.challenges.kv_cache.situations import BAD, cut_between_pages
 
+_KEPT, _KEPT_AND_ONE = "kept = self._pages_for(n)", "kept = n // self.page_size + 1"
+
 
 @trap(
     catches="a sequence's pages are read in physical instead of logical order",
@@ -284,6 +286,37 @@ def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):
         seq = twin.add(8)
         twin.truncate(seq, 4)
+        twin.add(4)
+        twin.check()
+
+
+@trap(
+    catches="a sequence that is cut to whole pages keeps one page more than it needs",
+    severity="major",
+    story="n // P + 1 pages are kept where ⌈n/P⌉ hold data; what is freed leaves a page behind.",
+    mutant=edit(_KEPT, _KEPT_AND_ONE),
+    also=[
+        edits(
+            (_KEPT, _KEPT_AND_ONE),
+            (
+                "        return self.page_size * self.num_pages - used\n",
+                "        lost = getattr(self, 'lost', 0)\n"
+                "        return self.page_size * self.num_pages - used - lost\n",
+            ),
+            (
+                "        self.rows[seq] = [tuple(a[:n].copy()",
+                "        self.lost = getattr(self, 'lost', 0) + (max(self.counts[seq]) > n)\n"
+                "        self.rows[seq] = [tuple(a[:n].copy()",
+            ),
+        )
+    ],
+    seen="an answer written from this prompt alone",
+)
+def one_page_too_many_kept(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, layers=1, pages=3):
+        seq = twin.add(12)
+        twin.truncate(seq, 4)
+        twin.add(4)
         twin.add(4)
         twin.check()
 
