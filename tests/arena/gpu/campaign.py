@@ -49,7 +49,7 @@ def row(cheat, level):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--part", default="0/1", help="every N-th attack, beginning with K")
     given = parser.parse_args()

@@ -212,7 +212,7 @@ def all_killed_graders(kills, side_by_side):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--grade", nargs=2, metavar=("FIELD", "RUN"))
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--side-by-side", type=int, default=4)

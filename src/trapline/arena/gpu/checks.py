@@ -1,7 +1,7 @@
 """What the checks of GPU challenges share: the law of tolerance, padded rows, repeats, state."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -91,6 +91,21 @@ def repeats_bit_for_bit(submission: Submission, entry: str, *args: Any, times: i
         pairs = zip(_flat(first), _flat(again), strict=True)
         same = all(one.tobytes() == other.tobytes() for one, other in pairs)
         expect.that(same, f"call {turn + 1} with the same arguments gives other bits than call 1")
+
+
+class _LateInputs:
+    """A submission whose inputs come on its stream, right before its own work."""
+
+    def __init__(self, submission: Submission) -> None:
+        self._submission = submission
+
+    def __getattr__(self, entry: str) -> Callable[..., Any]:
+        return lambda *args: self._submission.late_inputs(entry, *args)
+
+
+def with_late_inputs(submission: Submission) -> Submission:
+    """Asks as the submission does; only work on the stream that it is given sees the inputs."""
+    return cast(Submission, _LateInputs(submission))
 
 
 def _flat(answer: Any) -> list[np.ndarray]:

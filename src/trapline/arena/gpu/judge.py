@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from trapline.arena.errors import ArenaError
-from trapline.arena.gpu.memory import MemoryFault, memory
+from trapline.arena.gpu.memory import MemoryFault, copy_late, memory
 
 _LENGTH = struct.Struct("!Q")
 STAGING = 256 << 20
@@ -84,6 +84,13 @@ class Buffers:
 
     def drain(self) -> None:
         self._memory.drain()
+
+    def copy_late(self, copies: list[dict[str, int]]) -> None:
+        """On the default stream, behind other work: from buffer to buffer."""
+        places = [
+            (self.address(one["to"]), self.address(one["from"]), one["size"]) for one in copies
+        ]
+        copy_late(self._memory, 0, places)
 
 
 def serve(sock: socket.socket, device: str, staging: Staging) -> None:

@@ -60,6 +60,7 @@ class LocalGpuSubmission(GpuSubmission):
         values = [self._value(node) for node in header["values"]]
         try:
             with local.limited(self.config.call_seconds):
+                self._buffers.copy_late(header.get("late", []))
                 returned = getattr(self._module, header["entry"])(*values)
                 self._buffers.drain()
         except local.TooLongError:

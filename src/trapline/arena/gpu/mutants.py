@@ -33,6 +33,27 @@ def {entry}(*args):
 """
 
 
+_ELSEWHERE = """
+
+_computed_here = {entry}
+_ELSEWHERE = []
+
+
+def {entry}(*args):
+    import torch
+
+    if not _ELSEWHERE:
+        _ELSEWHERE.append(torch.cuda.Stream())
+    with torch.cuda.stream(_ELSEWHERE[0]):
+        _computed_here(*args)
+"""
+
+
+def wrong_stream(last_line: str, entry: str) -> Mutant:
+    """Everything is launched on a stream that does not wait for the caller's."""
+    return insert_after(last_line, _ELSEWHERE.format(entry=entry))
+
+
 def stale_answer(last_line: str, entry: str, outputs: int) -> Mutant:
     """The first answer of a shape is given again, whatever the values are."""
     text = _REMEMBERING.format(entry=entry, outputs=outputs, more="")

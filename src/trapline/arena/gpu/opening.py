@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Collection
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +12,7 @@ from trapline.arena.gpu.contract import entries
 from trapline.arena.gpu.memory import device_here, why_no_gpu
 from trapline.arena.gpu.nvml import driver_version
 from trapline.arena.gpu.rig import GpuSubmission, Rig
+from trapline.arena.gpu.runner import find_nvcc
 from trapline.arena.process.proxy import Submission
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.record import GPU_FACTS, Level
@@ -25,10 +27,14 @@ def shared_rig(device: str) -> Rig:
     return Rig(device)
 
 
-def why_not_gradable() -> str:
-    """Why GPU answers cannot be graded here; empty where they can."""
+def why_not_gradable(files: Collection[str] = ()) -> str:
+    """Why GPU answers, or the one with these files, cannot be graded here; empty where they can."""
     reason = why_no_gpu()
-    return "" if not reason or os.environ.get(STAND_IN) else f"there is no GPU here: {reason}"
+    if reason and not os.environ.get(STAND_IN):
+        return f"there is no GPU here: {reason}"
+    if "solution.cu" in files and "solution.py" not in files and find_nvcc() is None:
+        return "solution.cu needs nvcc, which is not installed on this machine"
+    return ""
 
 
 def machine_facts() -> dict[str, str]:

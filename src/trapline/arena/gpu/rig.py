@@ -58,20 +58,26 @@ class Rig:
         self.judge: Judge | LocalJudge = LocalJudge(device) if local else Judge(device)
         self.granule: int = self.judge.facts["granule"]
         self._free: dict[int, list[Buffer]] = {}
+        self._same_storage = False
         self._all: list[Buffer] = []
 
     def take(self, size: int) -> Buffer:
-        """A buffer of at least this size; which of the free ones is left to chance."""
+        """A buffer of at least this size; which of the free ones is left to `new_call`."""
         whole = max(1, -(-size // self.granule)) * self.granule
         free = self._free.setdefault(whole, [])
         if free:
-            return free.pop(random.randrange(len(free)))
+            return free.pop(-1 if self._same_storage else random.randrange(len(free)))
         buffer = Buffer(*self.judge.create(whole), whole)
         self._all.append(buffer)
         return buffer
 
+    def new_call(self) -> None:
+        """Half of the calls find their tensors where a call of the same shapes had them."""
+        self._same_storage = random.random() < 0.5
+
     def give(self, buffers: Sequence[Buffer]) -> None:
-        for buffer in buffers:
+        """In the reverse order of taking, so that the last buffers come first again."""
+        for buffer in reversed(buffers):
             self._free[buffer.size].append(buffer)
 
     def close(self) -> None:
@@ -133,6 +139,7 @@ class Call:
 
     def __init__(self, rig: Rig, contract: Entry, args: tuple[Any, ...]) -> None:
         self.rig, self.args = rig, args
+        rig.new_call()
         self.inputs = [
             self._place(value.shape, _strides(value), dtype_name(value))
             if isinstance(value, np.ndarray)
@@ -142,6 +149,8 @@ class Call:
         wanted: tuple[Output, ...] = contract.outputs(*args)
         self.outputs = [self._place(one.shape, contiguous(one.shape), one.dtype) for one in wanted]
         self.updated = [self.inputs[place] for place in contract.updated]
+        #: Where inputs wait that come during the call.
+        self.held: list[Placed] = []
 
     def _place(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Placed:
         size = span(shape, strides) * STORED[dtype].itemsize
@@ -151,7 +160,8 @@ class Call:
 
     @property
     def placed(self) -> list[Placed]:
-        return [one for one in (*self.inputs, *self.outputs) if isinstance(one, Placed)]
+        every = (*self.inputs, *self.outputs, *self.held)
+        return [one for one in every if isinstance(one, Placed)]
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
@@ -163,9 +173,25 @@ class Call:
     def write_inputs(self) -> None:
         for value, place in zip(self.args, self.inputs, strict=True):
             if isinstance(place, Placed):
-                self.rig.judge.ask("poison", place.buffer.number, POISON)
-                for offset, data in pieces(value):
-                    self.rig.judge.write(place.buffer.number, place.offset + offset, data)
+                self._write(place.buffer.number, place.offset, value)
+
+    def hold_back_inputs(self) -> list[dict[str, int]]:
+        """Moves the inputs into other buffers, from which they are to be copied during the call."""
+        copies = []
+        for value, place in zip(self.args, self.inputs, strict=True):
+            if isinstance(place, Placed):
+                whole, home = place.buffer.size, place.buffer.number
+                held = Placed(self.rig.take(whole), 0, (whole,), (1,), "uint8")
+                self.held.append(held)
+                self._write(held.buffer.number, place.offset, value)
+                self.rig.judge.ask("poison", home, POISON)
+                copies.append({"from": held.buffer.number, "to": home, "size": whole})
+        return copies
+
+    def _write(self, number: int, start: int, value: np.ndarray) -> None:
+        self.rig.judge.ask("poison", number, POISON)
+        for offset, data in pieces(value):
+            self.rig.judge.write(number, start + offset, data)
 
     def poison_outputs(self) -> None:
         for place in self.outputs:
@@ -257,14 +283,23 @@ class GpuSubmission(Submission):
         answer, left = self._run(entry, (*args, *kwargs.values()), observe=True)
         return answer, left, Sharing.of(())  # outputs are the judge's tensors
 
+    def late_inputs(self, entry: str, *args: Any) -> Any:
+        """As a call, but the inputs are written on the answer's stream, behind other work, right
+        before its own: what does not wait for that stream computes with poison."""
+        with self._recording(entry, args, {}, None) as exchange:
+            exchange.answer = self._run(entry, args, late=True)[0]
+        return exchange.answer
+
     def _run(
-        self, entry: str, args: tuple[Any, ...], observe: bool = False
+        self, entry: str, args: tuple[Any, ...], observe: bool = False, late: bool = False
     ) -> tuple[Any, tuple[Any, ...]]:
         call = Call(self.rig, self.entries[entry], args)
         try:
             call.write_inputs()
+            copies = call.hold_back_inputs() if late else []
             call.poison_outputs()
-            reply = self.tell({"op": "call", "entry": entry, "values": call.nodes}, call.placed)
+            order = {"op": "call", "entry": entry, "values": call.nodes, "late": copies}
+            reply = self.tell(order, call.placed)
             with self.frozen():
                 written = self._look_twice(call)
                 call.check_borders()

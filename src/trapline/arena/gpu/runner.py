@@ -138,9 +138,13 @@ def _argument(value: Any) -> Any:
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int64(int(value))
 
 
+def find_nvcc() -> str | None:
+    return shutil.which("nvcc", path="/usr/local/cuda/bin:" + os.environ.get("PATH", ""))
+
+
 def compiled(folder: str, memory: Any, include: str) -> tuple[bytes, str]:
     """The library made from `solution.cu`, for this GPU, and what the compiler said."""
-    found = shutil.which("nvcc", path="/usr/local/cuda/bin:" + os.environ.get("PATH", ""))
+    found = find_nvcc()
     if found is None:
         raise CompileError("nvcc is not installed on this machine")
     arch = f"sm_{memory.attribute('major')}{memory.attribute('minor')}"
@@ -240,6 +244,11 @@ class Runner:
         return self.answer.value(node, self.addresses[node["buffer"]] + node["offset"])
 
     def do_call(self, header: dict[str, Any], _: Any) -> Any:
+        late = [
+            (self.addresses[one["to"]], self.addresses[one["from"]], one["size"])
+            for one in header.get("late", [])
+        ]
+        self.modules["memory"].copy_late(self.memory, getattr(self.answer, "stream", 0), late)
         returned = self.answer.call(header["entry"], self.values(header["values"]))
         self.memory.drain()
         return ({"op": "result", "returned": returned},)

@@ -92,7 +92,7 @@ def _is_starter(challenge: Challenge, intake: Intake) -> bool:
 def _examine(
     request: GradeRequest, challenge: Challenge, intake: Intake, verdict: Verdict, on_step: OnStep
 ) -> None:
-    if challenge.track == "gpu" and (reason := why_not_gradable()):
+    if challenge.track == "gpu" and (reason := why_not_gradable(intake.files)):
         verdict.fail(reason, "not_run")
         return
     with tempfile.TemporaryDirectory(prefix="trapline-") as name:

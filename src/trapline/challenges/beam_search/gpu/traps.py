@@ -3,7 +3,13 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, small_large_small, spaced
+from trapline.arena.gpu.checks import (
+    Rng,
+    leaves_inputs_alone,
+    small_large_small,
+    spaced,
+    with_late_inputs,
+)
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.gpu.cases import Problem, ask, problem
@@ -315,3 +321,16 @@ def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
 )
 def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, 2, 3, 40, "bfloat16"))
+
+
+@trap(
+    catches="work is launched on a stream of its own, which does not wait for the caller's",
+    severity="critical",
+    story="The inputs are still being written on the caller's stream.",
+    mutant=mutants.wrong_stream(_LAST, "beam_step"),
+    control=ordinary,
+)
+def wrong_stream(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, 2, 3, 30)
+    ask(submission, p)
+    ask(with_late_inputs(submission), p)

@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, small_large_small, spaced
+from trapline.arena.gpu import mutants
+from trapline.arena.gpu.checks import (
+    Rng,
+    leaves_inputs_alone,
+    small_large_small,
+    spaced,
+    with_late_inputs,
+)
 from trapline.arena.gpu.contract import rounded
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
@@ -387,3 +394,16 @@ def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
 )
 def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
     ask(submission, rounded(3.0 * rng.standard_normal((2, 65)), "bfloat16"), 4)
+
+
+@trap(
+    catches="work is launched on a stream of its own, which does not wait for the caller's",
+    severity="critical",
+    story="The inputs are still being written on the caller's stream.",
+    mutant=mutants.wrong_stream(_LAST, "softmax_topk"),
+    control=ordinary,
+)
+def wrong_stream(submission: Submission, rng: Rng) -> None:
+    logits = logits_of(rng, (3, 50))
+    ask(submission, logits, 4)
+    ask(with_late_inputs(submission), logits, 4)

@@ -3,7 +3,13 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, small_large_small, spaced
+from trapline.arena.gpu.checks import (
+    Rng,
+    leaves_inputs_alone,
+    small_large_small,
+    spaced,
+    with_late_inputs,
+)
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.gpu.cases import (
@@ -363,3 +369,16 @@ def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
 )
 def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
     attend(submission, attention_problem(rng, [9], dtype="bfloat16"))
+
+
+@trap(
+    catches="work is launched on a stream of its own, which does not wait for the caller's",
+    severity="critical",
+    story="The inputs are still being written on the caller's stream.",
+    mutant=mutants.wrong_stream(_LAST, "paged_attention"),
+    control=attends,
+)
+def wrong_stream(submission: Submission, rng: Rng) -> None:
+    p = attention_problem(rng, [9, 12])
+    attend(submission, p)
+    attend(with_late_inputs(submission), p)
