@@ -11,6 +11,8 @@ from trapline.arena.report.findings import opening
 from trapline.arena.report.markdown import documents
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import Site
+from trapline.arena.studies import ReportedField
+from trapline.arena.studies.published import load
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +126,39 @@ def test_signature_is_what_sets_an_entrant_apart(small_run, told):
     largest = max([*shape.strengths, *shape.weaknesses], key=lambda trait: trait.size)
     page = unescape(made.render("entrants/heron.html"))
     assert f"Signature: {largest.evidence.split(';')[0]}" in page
+
+
+@pytest.fixture(scope="module")
+def printed_field():
+    return Site(RunView.of_report(ReportedField.of(load()), "published"))
+
+
+def test_published_field_links_its_sources(printed_field):
+    page = printed_field.render("index.html")
+    for source in printed_field.reading.run.printed.who.sources:
+        assert source.url in page
+        assert source.file not in page
+        assert source.url in printed_field.render("reproduction.html")
+
+
+def test_published_field_claims_nothing_about_a_grader(printed_field):
+    page = printed_field.render("index.html")
+    assert "A printed letter counts the least score that earns it." in page
+    for claim in ("the contract fails", "weighted mean of the dimensions", ">our error<"):
+        assert claim not in page
+
+
+def test_printed_perplexities_stand_on_the_page_of_their_challenge(printed_field):
+    page = printed_field.render("challenges/ternary_training.html")
+    facts = [f for f in printed_field.reading.run.printed.facts.fact if "perplexity" in f.quantity]
+    assert facts
+    assert all(f.quantity in page for f in facts if f.challenge == "ternary_training")
+    assert "Printed scores" in printed_field.render("challenges/kv_cache.html")
+    assert "Printed edges" in "".join(
+        printed_field.render(p) for p in printed_field.pages if p.startswith("challenges/")
+    )
+
+
+def test_every_source_of_a_figure_is_a_page(printed_field):
+    known = {source.file for source in printed_field.reading.run.printed.who.sources}
+    assert {n for row in printed_field.reading.run.reproduction for n in row.sources} <= known

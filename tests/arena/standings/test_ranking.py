@@ -230,3 +230,10 @@ def test_entrants_with_few_challenges_have_no_place(field):
     assert table.few == ["few"]
     assert table.conclusion.endswith(" Without a place, because of too few challenges: few.")
     assert ranked(field(a=[90], b=[80])).few == []
+
+
+def test_conclusion_on_a_leader_holds_for_every_other(field):
+    """A leader may be first in fewer than 95 % of the fields: others share the rest."""
+    table = ranking(field(a=[90, 80, 70, 95, 90], b=[80, 75, 60, 90, 85], c=[10] * 5))
+    assert "no other is first in more than 2.5 % of the fields resampled over" in table.conclusion
+    assert all(each.p_first <= 0.025 for each in table.standings[1:])

@@ -214,6 +214,7 @@ class Reading:
             "isolation": self.isolation,
             "judges": self.judged_by,
             "graded_by": self.graded_by,
+            "executed": self.executed,
             "field": self.field,
         }
 

@@ -28,6 +28,8 @@ class RunView:
     chosen: bool = False
     #: The figures of a hand-written report beside ours, if the run is such a report.
     reproduction: Sequence[ComparisonRow] = ()
+    #: That report.
+    printed: ReportedField | None = None
 
     def only(self, entrants: Sequence[str]) -> "RunView":
         """The run with these entrants alone, to compare them."""
@@ -64,9 +66,14 @@ class RunView:
             "caveat": "the letters are those of the published reports, each scored with the least "
             "that earns it; nothing was executed here",
             "judged_by": "The grades come from the reports' authors, not from us.",
+            "rounds": {stage.name: stage.challenges for stage in field.who.stages},
         }
         return cls(
-            cells=as_cells(field), meta=meta, name=name, reproduction=reproduction_table(field)
+            cells=as_cells(field),
+            meta=meta,
+            name=name,
+            reproduction=reproduction_table(field),
+            printed=field,
         )
 
     @classmethod

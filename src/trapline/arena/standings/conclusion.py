@@ -47,8 +47,8 @@ def _leading(could_lead: Sequence[str], first: str, entrants: int, challenges: i
         )
     if len(could_lead) == 1:
         return (
-            f"{could_lead[0]} is first of {entrants}, and 95 % of the resampled fields over "
-            f"{_count(challenges).lower()} agree"
+            f"{could_lead[0]} is first of {entrants}: no other is first in more than 2.5 % of the "
+            f"fields resampled over {_count(challenges).lower()}"
         )
     return (
         f"{names(could_lead)} cannot be distinguished at the top of {entrants}: over "

@@ -44,8 +44,22 @@ class Harness(Record):
     source: str
 
 
+class Source(Record):
+    """A page that figures were printed on."""
+
+    #: As the figures name it.
+    file: str
+    #: In our words.
+    title: str
+    url: str
+
+
 class Who(Record):
     """Who took part, and in what."""
+
+    #: Who published the pages, and who gave the grades.
+    publisher: str
+    sources: list[Source]
 
     models: list[str]
     aliases: dict[str, str]

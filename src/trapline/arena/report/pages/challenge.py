@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from trapline.arena.record import DIMENSIONS, Cell
 from trapline.arena.report import findings, plots
+from trapline.arena.report.pages import printed
 from trapline.arena.report.reading import Reading
 
 
@@ -28,6 +29,7 @@ def context(reading: Reading, challenge_id: str) -> dict[str, Any]:
         "traps": trap_rows(reading, challenge_id, cells),
         "findings_of": {cell.key: _causes(reading, cell) for cell in cells},
         "figures": figures(cells),
+        "printed": printed.of_challenge(reading, challenge_id),
     }
 
 

@@ -58,7 +58,6 @@ def context(reading: Reading) -> dict[str, Any]:
     red_team = red_team_fact(reading)
     return {
         "title": "Methodology",
-        "executed": reading.executed,
         "ranking": reading.ranking,
         "dimension_names": DIMENSIONS,
         "states": STATES,

@@ -6,6 +6,7 @@ from typing import Any
 from trapline.arena.judge import rubric
 from trapline.arena.record import Cell
 from trapline.arena.report import evidence, findings, formats
+from trapline.arena.report.pages import printed
 from trapline.arena.report.pages.traps import moment_row
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.board import mean, scores
@@ -21,6 +22,7 @@ def context(reading: Reading) -> dict[str, Any]:
     return {
         "title": reading.run.meta.get("title") or f"Run {reading.run.name}",
         "what": what(reading),
+        "sources": printed.sources(reading),
         "ranking": ranking,
         "caveat": caveat(reading),
         "facts": facts(reading),

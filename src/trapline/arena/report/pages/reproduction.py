@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from trapline.arena.report.pages import printed
 from trapline.arena.report.reading import Reading
 from trapline.arena.studies import ComparisonRow
 
@@ -15,6 +16,7 @@ def context(reading: Reading) -> dict[str, Any]:
         "lede": f"{len(rows)} printed figures, computed again from the report's own data: "
         f"{len(rows) - wrong} agree, {wrong} contradict another figure of the same reports.",
         "rows": rows,
+        "sources": printed.by_file(reading.run.printed) if reading.run.printed else {},
         "groups": _groups([row for row in rows if row.verdict == "contradiction"]),
         "equal": [row for row in rows if row.verdict != "contradiction"],
     }
