@@ -34,6 +34,11 @@ def reproduce(
     """Write the answer, its failing call and a short script that runs without the grader."""
     bundle = read_evidence(cell, run)
     chosen = _chosen(bundle, finding)
+    if bundle.cell.track == "gpu":
+        raise UsageError(
+            "a reproduction is a NumPy program, and this answer runs on a GPU; `trapline replay` "
+            f"grades it again: {chosen.call}"
+        )
     calls = bundle.raw.get("calls", {}).get(chosen.explains[0], [])
     if not calls:
         raise UsageError(

@@ -35,6 +35,8 @@ from trapline.arena.process.transcript import Transcript
 from trapline.arena.profile import ADAPTER, FIGURES
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, FlawOutcome, State
 
+#: How the runner calls what nvcc refuses.
+COMPILE_ERROR = "CompileError"
 OnStep = Callable[[str], None]
 
 
@@ -145,8 +147,9 @@ def _ask(
     config = _config(request, challenge, intake)
     with open_with(challenge, folder, config, full=request.full) as submission:
         trouble = _import(challenge, submission)
-        if isinstance(submission, GpuSubmission) and submission.compile_log:
-            verdict.raw["compile log"] = submission.compile_log
+        if isinstance(submission, GpuSubmission):
+            log = trouble if COMPILE_ERROR in trouble else submission.compile_log
+            verdict.raw |= {"compile log": log} if log else {}
         if trouble:
             _refuse(challenge, verdict, trouble)
         else:

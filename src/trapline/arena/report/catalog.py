@@ -45,8 +45,9 @@ def describe(
     seen: dict[str, list[Cell]] = {}
     for cell in cells:
         seen.setdefault(cell.challenge, []).append(cell)
-    for planned in waiting:
-        seen.setdefault(planned.challenge, [])
+    planned_tracks = {planned.challenge: planned.track for planned in waiting}
+    for challenge_id in planned_tracks:
+        seen.setdefault(challenge_id, [])
     shipped = load_all()
     found = []
     for challenge_id, its_cells in seen.items():
@@ -55,7 +56,9 @@ def describe(
         elif challenge_id in shipped:
             printed_only = its_cells and not any(cell.challenge_digest for cell in its_cells)
             profile = next((cell.profile for cell in its_cells if cell.profile), "")
-            judge = load(challenge_id, profile=profile)
+            # A run holds cells of one track.
+            track = its_cells[0].track if its_cells else planned_tracks[challenge_id]
+            judge = load(challenge_id, track, profile)
             found.append(_from_folder(judge, told_only=bool(printed_only)))
         else:
             found.append(_from_cells(challenge_id, its_cells))

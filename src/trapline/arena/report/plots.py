@@ -212,6 +212,49 @@ def scatter(points: Mapping[str, tuple[float, float]], xlabel: str, label: str) 
         return _finish(fig, label)
 
 
+def roofline(
+    answers: Sequence[tuple[str, float, float]],
+    marks: Mapping[str, Sequence[tuple[float, float]]],
+    rates: Mapping[str, float],
+    label: str,
+) -> Markup:
+    """Named answers, and marks of `gold` and `torch`, as (FLOP a byte, TFLOP a second)."""
+    with _context():
+        fig, axes = _draw(3.9, 0.8, 0.3)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        places = [x for _, x, _ in answers] + [x for group in marks.values() for x, _ in group]
+        ridge = rates["bfloat16"] / rates["copy"]
+        left, right = min(*places, 1.0) / 3, max(*places, ridge) * 5
+        _draw_roofs(axes, rates, (left, right))
+        for kind, marker in (("torch", "x"), ("gold", "D")):
+            for x, y in marks.get(kind, ()):
+                axes.plot(x, y, marker, color=SOFT, markersize=6, fillstyle="none")
+        named: set[str] = set()
+        for name, x, y in answers:
+            axes.plot(x, y, "o", color=ACCENT, markersize=5, alpha=0.8)
+            if name not in named and 1 < len({n for n, _, _ in answers}) <= MOST_NAMED_LINES:
+                axes.annotate(plain(name), (x, y), xytext=(7, -3), fontsize=8,
+                              textcoords="offset points", color=INK)  # fmt: skip
+            named.add(name)
+        axes.set_xlim(left, right)
+        axes.set_xlabel("operations a byte")
+        axes.set_ylabel("TFLOP/s")
+        _finish_axes(axes, "both", axes.xaxis, axes.yaxis)
+        return _finish(fig, label)
+
+
+def _draw_roofs(axes: Any, rates: Mapping[str, float], ends: tuple[float, float]) -> None:
+    """What memory and the two kinds of matrix products allow."""
+    for kind, style in (("bfloat16", "-"), ("float32", (0, (4, 3)))):
+        ridge = min(max(rates[kind] / rates["copy"], ends[0]), ends[1])
+        places = (ends[0], ridge, ends[1])
+        roof = [min(x * rates["copy"], rates[kind]) / 1e12 for x in places]
+        axes.plot(places, roof, color=WARN, linewidth=1.2, linestyle=style)
+        axes.annotate(f"{kind} product", (ends[1], roof[-1]), xytext=(-4, 4), fontsize=8,
+                      textcoords="offset points", ha="right", color=SOFT)  # fmt: skip
+
+
 def win_rates(names: Sequence[str], chances: Sequence[Sequence[float]], label: str) -> Markup:
     """P(row beats column) as a heat map, for fields too large for a table."""
     with _context():

@@ -9,6 +9,7 @@ from trapline.arena.record import DIMENSIONS, Bundle, Cell, Origin
 from trapline.arena.report import evidence, findings, source
 from trapline.arena.report.field import WORDS, Column, letter_class, word
 from trapline.arena.report.findings import ShownFinding
+from trapline.arena.report.pages import gpu
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.costs import total_cost
 
@@ -52,6 +53,8 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
             for name, dimension in cell.dimensions.items()
             if dimension.score is None
         ],
+        "gpu": gpu.context(cell, bundle),
+        "microseconds": gpu.microseconds,
         "leaks": bundle.raw.get("contamination", []) if bundle else [],
         "origin": origin_rows(cell.origin) if cell.origin else [],
         "transcript": _transcript(bundle),
@@ -142,6 +145,6 @@ def files(bundle: Bundle) -> tuple[list[tuple[str, Markup, str]], int]:
 
 
 def _rank(path: str) -> int:
-    if path == "solution.py":
+    if path in ("solution.py", "solution.cu"):
         return 0
-    return 1 if path.endswith(".py") else 2
+    return 1 if path.endswith((".py", ".cu")) else 2

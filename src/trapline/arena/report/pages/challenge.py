@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from trapline.arena.record import DIMENSIONS, Cell
 from trapline.arena.report import findings, plots
-from trapline.arena.report.pages import printed
+from trapline.arena.report.pages import gpu, printed
 from trapline.arena.report.reading import Reading
 
 
@@ -30,6 +30,8 @@ def context(reading: Reading, challenge_id: str) -> dict[str, Any]:
         "findings_of": {cell.key: _causes(reading, cell) for cell in cells},
         "figures": figures(cells),
         "printed": printed.of_challenge(reading, challenge_id),
+        "by_shape": gpu.by_shape(cells),
+        "microseconds": gpu.microseconds,
     }
 
 
@@ -53,7 +55,7 @@ def trap_rows(reading: Reading, challenge_id: str, cells: list[Cell]) -> list[tu
 
 def figures(cells: list[Cell]) -> list[tuple[str, str, Markup]]:
     """Title, note and plot of each measure that at least one cell has."""
-    found = [_precision(cells), _speed(cells), _memory(cells)]
+    found = [_precision(cells), _speed(cells), _memory(cells), gpu.roofline(cells)]
     return [figure for figure in found if figure]
 
 

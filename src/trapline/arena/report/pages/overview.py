@@ -6,7 +6,7 @@ from typing import Any
 from trapline.arena.judge import rubric
 from trapline.arena.record import Cell
 from trapline.arena.report import evidence, findings, formats
-from trapline.arena.report.pages import printed
+from trapline.arena.report.pages import gpu, printed
 from trapline.arena.report.pages.traps import moment_row
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.board import mean, scores
@@ -30,6 +30,7 @@ def context(reading: Reading) -> dict[str, Any]:
         "column_means": [_column_mean(reading, column) for column in reading.field.columns],
         "caps": (rubric.FAIL_CAP, rubric.CRITICAL_CAP),
         **standings_table(reading),
+        "roofline": gpu.roofline(reading.run.cells),
         "picks": pick_rows(reading),
         "moments": [
             moment_row(reading, moment) for moment in moments(reading.run.cells, MOST_MOMENTS)
