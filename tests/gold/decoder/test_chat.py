@@ -1,6 +1,8 @@
 """Chat templates: what transformers renders, from the same files, in a sandbox."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import transformers
@@ -170,3 +172,9 @@ def test_generate_takes_conversations(make, tmp_path):
     assert first == second == answer
     with pytest.raises(DTypeError, match="message 0 must be like"):
         decoder.generate([{"content": "a"}], max_new_tokens=5)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_templates_can_be_copied_with_their_model(copied):
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
+    assert copied(template)([{"role": "user", "content": "hi"}]) == "<s>hi"

@@ -211,3 +211,16 @@ REFUSED = [
 def test_unsupported_settings_are_refused(make, name, wrong, sentence):
     with pytest.raises(RangeError, match=sentence):
         make(name, **wrong)
+
+
+@pytest.mark.needs_gpu
+@torch.no_grad()
+def test_a_gpu_answers_as_the_cpu(make, families, family):
+    sizes = {"hidden_size": 128, **({"head_dim": 32} if "head_dim" in families[family] else {})}
+    here, there = make(family, **sizes), make(family, **sizes).to("cuda")
+    ids = torch.tensor([PROMPTS[0]])
+    torch.testing.assert_close(there(ids.cuda()).cpu(), here(ids), rtol=1e-4, atol=1e-4)
+    expected, found = (
+        decoder.generate(PROMPTS, max_new_tokens=9, stop_ids=[]) for decoder in (here, there)
+    )
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]

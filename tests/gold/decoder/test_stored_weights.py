@@ -302,3 +302,18 @@ def test_other_gguf_files_are_refused(tmp_path):
     writer.close()
     with pytest.raises(RangeError, match="architecture 'bert' is none of llama, qwen2, qwen3"):
         Decoder.from_pretrained(tmp_path / "b.gguf")
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("stored", ["fp8", "gguf"])
+@torch.no_grad()
+def test_stored_weights_give_the_same_logits_on_a_gpu(make, stored, tmp_path):
+    if stored == "fp8":
+        saved(make, tmp_path, "fp8", in_blocks, weight_block_size=[5, 7])
+        decoder = Decoder.from_pretrained(tmp_path)
+    else:
+        write_gguf(theirs_of("llama"), tmp_path / "m.gguf", TYPES.Q8_0)
+        decoder = Decoder.from_pretrained(tmp_path / "m.gguf")
+    expected = decoder(IDS)
+    found = decoder.to("cuda")(IDS.cuda()).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -118,3 +118,22 @@ def test_wrong_layouts_are_refused():
         paged_attention(*given, layout="bthd")
     with pytest.raises(ShapeError, match=r"k_pages must have 4 axes in layout bshd, got \(3, 2, 8"):
         paged_attention(given[0], k[0], *given[2:], layout="bshd")
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kernels_read_and_write_pages_in_every_layout(layout):
+    torch.manual_seed(0)
+    order = {"bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3), "hbsd": (1, 0, 2, 3)}[layout]
+    q, new_k, new_v = (x.cuda() for x in torch.randn(3, 2, 4, 32))
+    plain = [torch.randn(5, 2, 16, 32).cuda() for _ in range(2)]
+    turned = [x.permute(order).contiguous() for x in plain]
+    table, lengths = torch.tensor([[1, 4], [3, 0]]).int(), torch.tensor([21, 8]).int()
+    slots = torch.tensor([4 * 16 + 4, 3 * 16 + 7], device="cuda")
+    paged_append(new_k[:, :2], new_v[:, :2], *plain, slots)
+    paged_append(new_k[:, :2], new_v[:, :2], *turned, slots, layout=layout)
+    for one, other in zip(plain, turned, strict=True):
+        assert torch.equal(one.permute(order), other)
+    found = paged_attention(q, *turned, table.cuda(), lengths.cuda(), layout=layout)
+    expected = paged_attention(q.cpu(), *(x.cpu() for x in plain), table, lengths)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)

@@ -32,7 +32,7 @@ class ChatTemplate:
         self, templates: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
     ) -> None:
         named = {"default": templates} if isinstance(templates, str) else dict(templates)
-        self._special_tokens = dict(special_tokens or {})
+        self._sources, self._special_tokens = named, dict(special_tokens or {})
         environment = _environment()
         self._templates = {}
         for name, source in named.items():
@@ -42,6 +42,10 @@ class ChatTemplate:
                 raise RangeError(
                     f"the chat template is not valid jinja (line {error.lineno}): {error.message}"
                 ) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are made from the sources: compiled templates have neither."""
+        return ChatTemplate, (self._sources, self._special_tokens)
 
     def __call__(
         self,
