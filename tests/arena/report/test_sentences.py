@@ -161,4 +161,7 @@ def test_printed_perplexities_stand_on_the_page_of_their_challenge(printed_field
 
 def test_every_source_of_a_figure_is_a_page(printed_field):
     known = {source.file for source in printed_field.reading.run.printed.who.sources}
-    assert {n for row in printed_field.reading.run.reproduction for n in row.sources} <= known
+    named = set(re.findall(r"'source': '([^']+)'", str(load())))
+    assert len(named) > 3
+    assert named <= known
+    assert all(printed_field.render(path) for path in printed_field.pages)
