@@ -136,9 +136,12 @@ def printed_field():
 def test_published_field_links_its_sources(printed_field):
     page = printed_field.render("index.html")
     for source in printed_field.reading.run.printed.who.sources:
-        assert source.url in page
-        assert source.file not in page
-        assert source.url in printed_field.render("reproduction.html")
+        assert f'href="{source.url}"' in page
+        assert f">{source.file}" not in page
+    used = {n for row in printed_field.reading.run.reproduction for n in row.sources}
+    figures = printed_field.render("reproduction.html")
+    assert len(used) > 3
+    assert not [name for name in used if f">{name}" in figures]
 
 
 def test_published_field_claims_nothing_about_a_grader(printed_field):
