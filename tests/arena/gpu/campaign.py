@@ -34,17 +34,18 @@ def attempt(cheat, level, *, off):
             patch.undo()
 
 
-def row(cheat, level):
+def row(cheat, level, only=""):
     """Name, what it gained, what it gained without its defence, whether that is as it should be."""
     left_out = red_team._why_left_out(cheat)
     if left_out:
         return cheat.name, f"left out: {left_out}", "", True
     begun = time.monotonic()
-    gained = attempt(cheat, level, off=False)
-    won = "not tried" if cheat.never_because else attempt(cheat, level, off=True)
+    gained = "" if only == "off" else attempt(cheat, level, off=False)
+    untried = cheat.never_because or only == "on"
+    won = "not tried" if untried else attempt(cheat, level, off=True)
     good = not gained and bool(won)
     seconds = time.monotonic() - begun
-    told = f"SUCCEEDS: {gained}" if gained else "defended"
+    told = f"SUCCEEDS: {gained}" if gained else "not tried" if only == "off" else "defended"
     return cheat.name, told, f"{won or 'DOES NOT SUCCEED'} ({seconds:.0f} s)", good
 
 
@@ -52,6 +53,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--part", default="0/1", help="every N-th attack, beginning with K")
+    parser.add_argument("--only", choices=("on", "off"), default="", help="defences on, or off")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     level = choose_level(forced="landlock")
@@ -60,7 +62,7 @@ def main():
     bad = 0
     for cheat in chosen[part::parts]:
         try:
-            name, told, won, good = row(cheat, level)
+            name, told, won, good = row(cheat, level, given.only)
         except Exception as error:
             name, told, won, good = cheat.name, f"ERROR {type(error).__name__}: {error}", "", False
         bad += not good

@@ -435,7 +435,7 @@ def round_shapes(bench):
 def time_only(bench):
     """A burst counts, whatever it wrote and whichever path it took."""
 
-    def burst(clock, groups, patience=timing.LAG):
+    def burst(clock, groups, patience=timing.LAG, *, whole=False):
         table = [[0, 0] for _ in clock.ring.slots]
         clock.ring.poison()
         begun = time.perf_counter()

@@ -127,6 +127,8 @@ class Used:
     growth: int
     #: Right after the timing.
     clocks: dict[str, int]
+    #: Seconds of a call on inputs that it has not seen, at least.
+    fresh: float = 0.0
     #: Name → share of the GPU's time.
     kernels: dict[str, float] = field(default_factory=dict)
 
@@ -223,8 +225,8 @@ class Measurer:
                 clock = Clock(ring, answer)
                 times, clocks = clock.times(), nvml.state()
                 growth = max(0, before - self.rig.judge.ask("free_bytes"))
-                refuse_remembered(clock, gold, times)
-                found.append(Used(ring.timed, times, peak[0], growth, clocks))
+                fresh = refuse_remembered(clock, gold, times)
+                found.append(Used(ring.timed, times, peak[0], growth, clocks, fresh))
             for used, ring in zip(found, rings, strict=True):
                 used.kernels = _kernels(ring, answer)
         return found
@@ -290,6 +292,7 @@ def _row(used: Used, light: float, baseline: tuple[Times, str], gold: Times) -> 
         "seconds": mine.best,
         "rounds": mine.seconds,
         "latency": mine.latency,
+        "fresh": used.fresh,
         "mode": mine.mode,
         "light": light,
         "baseline": baseline[0].best,
