@@ -193,26 +193,42 @@ def _log2(number):
 
 
 @triton.jit
-def bucket_of(key, peak, least, NUMBER: tl.constexpr, SHIFT: tl.constexpr):
+def fine_order(key, V, SHIFT: tl.constexpr):
+    """The ordered bits of the logit; those that a 16-bit float lacks grade the columns.
+
+    Of bf16 logits dozens are equal: without the columns they would share a bucket.
+    """
+    order = (key >> 32).to(tl.uint32)
+    if SHIFT > 0:
+        STEPS: tl.constexpr = 1 << SHIFT
+        # Rounding keeps the order: a lower column never gets a lower grade.
+        after = (V - 1 - column_of(key).to(tl.int32)).to(tl.float32)
+        grade = (tl.maximum(after, 0.0) * (STEPS / V.to(tl.float32))).to(tl.uint32)
+        order |= tl.minimum(grade, STEPS - 1)
+    return order
+
+
+@triton.jit
+def bucket_of(key, peak, least, V, NUMBER: tl.constexpr, SHIFT: tl.constexpr):
     """Equal steps of the ordered bits from the largest logit down to the least; 0 is the best."""
-    top = order_of(peak, SHIFT)
+    top = order_of(peak, SHIFT) | ((1 << SHIFT) - 1)
     span = (top - order_of(least, SHIFT)).to(tl.float32).to(tl.int32, bitcast=True)
     bits = (span >> 23) - 126  # of an integer: what its float has as exponent
     LOG: tl.constexpr = _log2(NUMBER)
-    steps = (top - (key >> 32).to(tl.uint32)) >> tl.maximum(bits - LOG, 0).to(tl.uint32)
+    steps = (top - fine_order(key, V, SHIFT)) >> tl.maximum(bits - LOG, 0).to(tl.uint32)
     return tl.minimum(steps, NUMBER - 1).to(tl.int32)
 
 
 @triton.jit
 def rank_in_buckets(
-    room, cells, key, live, peak, least, NUMBER: tl.constexpr, SHIFT: tl.constexpr
+    room, cells, key, live, peak, least, V, NUMBER: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
     """How many live keys are larger than each: all in better buckets, and some in its own.
 
     `cells`, NUMBER of them, are 0, and the contents of the room are overwritten. Logits spread over
     the buckets, a few in each; equal ones share a bucket and are compared with each other.
     """
-    bucket = bucket_of(key, peak, least, NUMBER, SHIFT)
+    bucket = bucket_of(key, peak, least, V, NUMBER, SHIFT)
     within = counted_up(cells, bucket, live)
     tl.debug_barrier()
     number = tl.arange(0, NUMBER)

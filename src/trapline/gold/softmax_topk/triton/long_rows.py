@@ -237,7 +237,7 @@ def select_kernel(
     key = key_of(x.to(tl.float32, bitcast=True), column, SHIFT)
     key = tl.where(slot < kept, key, 0)
     tl.debug_barrier()
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, CAP, SHIFT)
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT)
     place = tl.where(slot < kept, place, K)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)

@@ -205,7 +205,7 @@ def many_kernel(
     key = key_of(kept_x.to(tl.float32, bitcast=True), kept_column, SHIFT)
     key = tl.where(slot < kept, key, 0)
     tl.debug_barrier()
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, CAP, SHIFT)
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT)
     place = tl.where(slot < kept, place, K)
     if not RANKED:
         key, place = in_order(room, key, place, K, ANSWERS)

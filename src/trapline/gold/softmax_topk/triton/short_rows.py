@@ -142,7 +142,7 @@ def short_kernel(
         place = rank(key)
     else:
         tl.debug_barrier()
-        place = rank_in_buckets(room, cells, key, slot < kept, peak, least, CAP, SHIFT)
+        place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT)
     place = tl.where(slot < kept, place, K)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)
