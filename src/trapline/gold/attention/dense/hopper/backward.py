@@ -228,12 +228,14 @@ def prepare_kernel(
     left = tl.load(dout + places, mask=inside[:, None], other=0.0).to(tl.float32)
     places = b * out_b + h * out_h + t[:, None] * out_t + d[None, :]
     right = tl.load(out + places, mask=inside[:, None], other=0.0).to(tl.float32)
-    given = tl.load(dlse + head * T + t, mask=inside, other=0.0)
     natural = tl.load(lse + head * T + t, mask=inside, other=float("-inf"))
     pair = rows + block * (2 * BLOCK) + tl.arange(0, BLOCK)
     seeing = natural != float("-inf")
     tl.store(pair, tl.where(seeing, natural * LOG2_E, float("inf")))
-    tl.store(pair + BLOCK, (tl.sum(left * right, 1) - given) * mantissa)
+    delta = tl.sum(left * right, 1)
+    if dlse is not None:
+        delta -= tl.load(dlse + head * T + t, mask=inside, other=0.0)
+    tl.store(pair + BLOCK, delta * mantissa)
     if SHARE:
         places = tl.arange(0, BLOCK)[:, None] * D + d[None, :]
         tl.store(sums + block * (BLOCK * D) + places, tl.zeros([BLOCK, D], tl.float32))
@@ -285,7 +287,7 @@ def is_faster(problem: Problem) -> bool:
 
 
 def backward(
-    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of a problem that `supports` accepts."""
     q, share = problem.q, not problem.deterministic
@@ -301,7 +303,17 @@ def backward(
         out = out.contiguous()
     _, H, T, D = q.shape
     prepare_kernel[(tiles,)](
-        *(dout, out, lse.contiguous(), dlse.contiguous(), rows, sums, mantissa, T, H),
+        *(
+            dout,
+            out,
+            lse.contiguous(),
+            None if dlse is None else dlse.contiguous(),
+            rows,
+            sums,
+            mantissa,
+            T,
+            H,
+        ),
         *(*dout.stride()[:3], *out.stride()[:3]),
         D=D,
         BLOCK=QUERIES.value,

@@ -64,10 +64,12 @@ def rows_kernel(
     left = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
     place = b * out_b + h * out_h + row * out_t + d[None, :] * out_d
     right = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
-    given = tl.load(dlse + head * T + t, mask=t < T, other=0.0)
     natural = tl.load(lse + head * T + t, mask=t < T, other=0.0)
     place = sums_by_row + head * row_h + t
-    tl.store(place, (tl.sum(left * right, 1) - given) * mantissa)
+    delta = tl.sum(left * right, 1)
+    if dlse is not None:
+        delta -= tl.load(dlse + head * T + t, mask=t < T, other=0.0)
+    tl.store(place, delta * mantissa)
     tl.store(place + row_n, natural * LOG2_E)
 
 
@@ -302,7 +304,7 @@ MAX_TILE = 128
 
 
 def row_sums(
-    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, mantissa: float
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, mantissa: float
 ) -> Tensor:
     """δ times the mantissa, then lse in base 2: float32 (2, B, H, T padded to whole tiles)."""
     *batches, heads, rows = problem.lse_shape
@@ -310,7 +312,16 @@ def row_sums(
     wide = block_width(dout)
     block = min(MAX_TILE, 4096 // wide)
     rows_kernel[(found.shape[-1] // block * (lse.numel() // rows),)](
-        *(dout, out, lse.contiguous(), dlse.contiguous(), found, mantissa, heads, rows),
+        *(
+            dout,
+            out,
+            lse.contiguous(),
+            None if dlse is None else dlse.contiguous(),
+            found,
+            mantissa,
+            heads,
+            rows,
+        ),
         *(*strides_of(problem, dout), *strides_of(problem, out), found.stride(0), found.shape[-1]),
         D=dout.shape[-1],
         BLOCK_D=wide,
@@ -350,7 +361,7 @@ def backward(
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
-    dlse: Tensor,
+    dlse: Tensor | None,
     tiles: BackwardTiles | None = None,
     tma: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
