@@ -26,10 +26,12 @@ def test_launches_fuse_products_and_sums_unless_they_say_otherwise(monkeypatch):
     ]
 
 
-def test_launch_is_left_alone_where_fusion_is_the_default(monkeypatch):
+def test_options_are_left_alone_where_fusion_is_the_default(monkeypatch):
+    seen = []
     monkeypatch.setattr(device, "fusion_is_default", lambda: True)
-    kernel = SimpleNamespace(run=print)
-    assert launched(kernel).run is print
+    kernel = launched(SimpleNamespace(run=lambda *given, **options: seen.append((given, options))))
+    kernel.run(1, grid=(2,), num_warps=4)
+    assert seen == [((1,), {"grid": (2,), "num_warps": 4})]
 
 
 def launches_of(tree):

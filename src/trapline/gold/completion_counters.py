@@ -13,6 +13,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from trapline.gold.launch_tape import note_counters
+
 #: Number of int32 counters; a launch takes one per group of programs, a few hundred.
 RING_SIZE = 1 << 20
 KEPT_SIZE = 1 << 20
@@ -25,6 +27,7 @@ class CompletionCounters:
     def __init__(self, device: torch.device) -> None:
         self._ring = torch.zeros(RING_SIZE, dtype=torch.int32, device=device)
         self._kept = torch.zeros(KEPT_SIZE, dtype=torch.int32, device=device)
+        self._ring_address, self._kept_address = self._ring.data_ptr(), self._kept.data_ptr()
         self._at = self._kept_at = 0
         self._lock = Lock()
         if self._ring.is_cuda:
@@ -33,15 +36,26 @@ class CompletionCounters:
 
     def take(self, count: int, *, keep: bool) -> Tensor | None:
         """`count` counters, all 0, or None if there are not enough left."""
+        begin = self._begin(count, keep)
+        counters = self._kept if keep else self._ring
+        return None if begin is None else counters[begin : begin + count]
+
+    def address(self, count: int, *, keep: bool) -> int | None:
+        """The address of what `take` returns, which costs more."""
+        begin = self._begin(count, keep)
+        start = self._kept_address if keep else self._ring_address
+        return None if begin is None else start + 4 * begin
+
+    def _begin(self, count: int, keep: bool) -> int | None:
         with self._lock:
             if keep:
                 begin, self._kept_at = self._kept_at, self._kept_at + count
-                return self._kept[begin : begin + count] if begin + count <= KEPT_SIZE else None
+                return begin if begin + count <= KEPT_SIZE else None
             if count > RING_SIZE:
                 return None
             begin = self._at if self._at + count <= RING_SIZE else 0
             self._at = begin + count
-            return self._ring[begin : begin + count]
+            return begin
 
 
 def completion_counters(count: int, like: Tensor) -> Tensor:
@@ -51,5 +65,13 @@ def completion_counters(count: int, like: Tensor) -> Tensor:
     if device not in _made and not capturing:
         _made[device] = CompletionCounters(device)
     found = _made[device].take(count, keep=capturing) if device in _made else None
-    # Inside a capture this also records clearing them at every replay.
-    return torch.zeros(count, dtype=torch.int32, device=device) if found is None else found
+    if found is None:
+        # Inside a capture this also records clearing them at every replay.
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    note_counters(found)
+    return found
+
+
+def counters_of(device: torch.device) -> CompletionCounters:
+    """The counters of a device that has some."""
+    return _made[device]

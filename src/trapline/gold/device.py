@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from trapline.gold import arithmetic
+from trapline.gold.launch_tape import note_launch
 
 #: log2(e) inside kernels.
 LOG2_E = tl.constexpr(arithmetic.LOG2_E)
@@ -29,16 +30,19 @@ def launched(kernel: Any) -> Any:
     """Decorates a kernel that is launched: products and sums are fused into one operation.
 
     This is Triton's default up to 3.9, where an option more would only cost time at each launch; a
-    launch may still turn it off.
+    launch may still turn it off. Launches are noted on the thread's `launch_tape`, if any.
     """
-    if fusion_is_default():
-        return kernel
+    if not hasattr(kernel, "run"):
+        return kernel  # the interpreter's
     run = kernel.run
+    fusion = {} if fusion_is_default() else {"enable_fp_fusion": True}
 
-    def fused(*arguments: Any, enable_fp_fusion: bool = True, **options: Any) -> Any:
-        return run(*arguments, enable_fp_fusion=enable_fp_fusion, **options)
+    def noted(*arguments: Any, **options: Any) -> Any:
+        compiled = run(*arguments, **{**fusion, **options})
+        note_launch(kernel, compiled, arguments, options)
+        return compiled
 
-    kernel.run = fused
+    kernel.run = noted
     return kernel
 
 

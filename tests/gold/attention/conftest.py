@@ -92,10 +92,10 @@ def pass_opcheck():
 
     def check(problem, dout, impl):
         arguments = *problem, impl
-        torch.library.opcheck(registry.forward_operator, arguments)
+        torch.library.opcheck(registry.forward_operator.overload, arguments)
         out, lse = registry.forward_operator(*arguments)
         saved = dout, torch.zeros_like(lse), out, lse
-        torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
+        torch.library.opcheck(registry.backward_operator.overload, (*saved, *arguments))
 
     return check
 

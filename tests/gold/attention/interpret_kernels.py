@@ -110,10 +110,10 @@ def registered() -> None:
     q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 1, 7, 16), torch.randn(1, 1, 7, 16)
     rules = True, 0, 0.0, 0.25
     arguments = *dense_problem(q, k, v, *rules), "triton"
-    torch.library.opcheck(registry.forward_operator, arguments)
+    torch.library.opcheck(registry.forward_operator.overload, arguments)
     out, lse = registry.forward_operator(*arguments)
     saved = torch.ones_like(out), torch.zeros_like(lse), out, lse
-    torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
+    torch.library.opcheck(registry.backward_operator.overload, (*saved, *arguments))
 
     def loss(*inputs: torch.Tensor) -> torch.Tensor:
         problem = dense_problem(*inputs, *rules)

@@ -235,4 +235,4 @@ def test_autograd_and_opcheck():
     backward = data.dy, data.dtotal, data.x, w, None, None, EPS, True, True, "kernels"
     for operator, given in ((forward_operator, forward), (backward_operator, backward)):
         tests = ("test_schema", "test_faketensor")
-        torch.library.opcheck(operator, given, test_utils=tests)
+        torch.library.opcheck(operator.overload, given, test_utils=tests)

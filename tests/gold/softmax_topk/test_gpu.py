@@ -269,5 +269,7 @@ def test_operator_passes_opcheck(V):
     x = made("normal", 3, V, torch.float32)
     for each in (None, torch.ones(3, device="cuda")):
         torch.library.opcheck(
-            topk_operator, (x, 4, 0.5, each, True), test_utils=("test_schema", "test_faketensor")
+            topk_operator.overload,
+            (x, 4, 0.5, each, True),
+            test_utils=("test_schema", "test_faketensor"),
         )

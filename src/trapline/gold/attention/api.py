@@ -10,6 +10,7 @@ from trapline.gold import checks
 from trapline.gold.attention import oracle
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
+from trapline.gold.replay import replayed
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels", "triton", "hopper")
 #: Heads before tokens, as in torch, or tokens before heads, as in flash-attn.
@@ -32,6 +33,7 @@ class AttentionGradients(NamedTuple):
     dv: Any
 
 
+@replayed
 def flash_attention(
     q: Any,
     k: Any,
@@ -60,6 +62,7 @@ def flash_attention(
     return _attended(q, k, v, rules, layout, impl, with_lse=False).out
 
 
+@replayed
 def flash_attention_lse(
     q: Any,
     k: Any,
@@ -113,6 +116,7 @@ def _attended(
     return Attended(*attention(problem, chosen, with_lse=with_lse))
 
 
+@replayed
 def flash_attention_backward(
     dout: Any,
     q: Any,
@@ -168,6 +172,7 @@ def flash_attention_backward(
     return AttentionGradients(*gradients(dout, dlse, out, lse, *problem, chosen))
 
 
+@replayed
 def flash_attention_varlen(
     q: Any,
     k: Any,

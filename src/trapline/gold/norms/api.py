@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from trapline.gold import checks
 from trapline.gold.impl import Impl, choose
 from trapline.gold.norms import oracle
+from trapline.gold.replay import replayed
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 #: Arguments of x's shape; the others are weights, one number per column.
@@ -27,6 +28,7 @@ class LayerNormGradients(NamedTuple):
     dbias: Any  # (D,)
 
 
+@replayed
 def layer_norm(
     x: Any,
     weight: Any = None,
@@ -60,6 +62,7 @@ def layer_norm(
     return y
 
 
+@replayed
 def layer_norm_backward(
     dy: Any, x: Any, weight: Any = None, eps: float = 1e-5, *, impl: Impl | None = None
 ) -> LayerNormGradients:
@@ -84,6 +87,7 @@ def layer_norm_backward(
     return LayerNormGradients(dx, None if weight is None else dweight, dbias)
 
 
+@replayed
 def rms_norm(
     x: Any,
     weight: Any = None,

@@ -208,7 +208,14 @@ def _wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def forward_shapes(
-    x: Tensor, residual: Tensor | None, _w: Any, _b: Any, _eps: float, centred: bool, *_: Any
+    x: Tensor,
+    residual: Tensor | None,
+    _w: Any,
+    _b: Any,
+    _eps: float,
+    centred: bool,
+    _impl: str = "",
+    statistics: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, total, mean, rstd; an absent result is a tensor without elements."""
     per_row = (*x.shape[:-1], 1)
@@ -216,8 +223,8 @@ def forward_shapes(
     return (
         x.new_empty(x.shape),
         x.new_empty(0 if residual is None else x.shape),
-        x.new_empty(per_row if centred else 0, dtype=wide),
-        x.new_empty(per_row, dtype=wide),
+        x.new_empty(per_row if centred and statistics else 0, dtype=wide),
+        x.new_empty(per_row if statistics else 0, dtype=wide),
     )
 
 

@@ -17,6 +17,7 @@ from trapline.gold.impl import Impl
 from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.norms import reference
 from trapline.gold.operators import applied, operator, recorded, transformed
+from trapline.gold.replay import replayed
 
 _Kernels = Callable[..., tuple[Tensor, ...]]
 _Tiers = dict[str, Callable[[], tuple[Tensor, ...]]]
@@ -44,7 +45,7 @@ def norm(
     if is_recorded:
         y, total, _, _ = applied(_Norm, *tensors, eps, centred, save_statistics, impl)
     else:
-        y, total, _, _ = _forward(*tensors, eps, centred, impl)
+        y, total, _, _ = _forward(*tensors, eps, centred, impl, False)
     return y, total
 
 
@@ -89,13 +90,14 @@ class _Norm(torch.autograd.Function):
         return (dx, dx if ctx.added else None, dw, db, *(None,) * 4)
 
 
+@replayed
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    *given, impl = arguments
-    if impl == "torch" and not transformed():
-        return reference.forward(*given)
+    if arguments[6] == "torch" and not transformed():
+        return reference.forward(*arguments[:6])
     return forward_operator(*arguments)  # type: ignore[no-any-return]
 
 
+@replayed
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     *given, impl = arguments
     if impl == "torch" and not transformed():
@@ -105,21 +107,28 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @operator(
     "trapline_norms",
-    "forward(Tensor x, Tensor? residual, Tensor? w, Tensor? b, float eps, bool centred, str impl)"
-    " -> (Tensor y, Tensor total, Tensor mean, Tensor rstd)",
+    "forward(Tensor x, Tensor? residual, Tensor? w, Tensor? b, float eps, bool centred, str impl,"
+    " bool statistics=True) -> (Tensor y, Tensor total, Tensor mean, Tensor rstd)",
     reference.forward_shapes,
 )
 def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
-    """y, total, mean and rstd; the last argument is the implementation."""
-    *given, impl = arguments
-    if impl == "torch":
-        return reference.forward(*given)
-    run = _kernels(given[0])[0]
+    """y, total, mean and rstd; the last two are empty if `statistics` is False."""
+    if arguments[6] == "torch":
+        return _by_reference(*arguments)
+    run = _kernels(arguments[0])[0]
     tiers: _Tiers = {
-        "triton": partial(run, *given),
-        "torch": partial(reference.forward, *given),
+        "triton": partial(run, *arguments),
+        "torch": partial(_by_reference, *arguments),
     }
     return first_that_compiles("norms", tiers)
+
+
+def _by_reference(*arguments: Any) -> tuple[Tensor, ...]:
+    """The arguments are those of `forward_operator`."""
+    y, total, mean, rstd = reference.forward(*arguments[:6])
+    if len(arguments) > 7 and not arguments[7]:
+        mean, rstd = mean.new_empty(0), rstd.new_empty(0)
+    return y, total, mean, rstd
 
 
 @operator(

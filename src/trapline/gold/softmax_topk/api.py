@@ -7,6 +7,7 @@ import numpy as np
 from trapline.gold import checks
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.impl import Impl, choose
+from trapline.gold.replay import replayed
 from trapline.gold.softmax_topk import oracle
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
@@ -20,6 +21,7 @@ class TopK(NamedTuple):
     lse: Any  # (N,) natural log of Σ exp(logit / temperature), float32 (float64 for float64)
 
 
+@replayed
 def softmax_topk(
     logits: Any,
     k: int,

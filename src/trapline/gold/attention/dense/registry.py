@@ -20,6 +20,7 @@ from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
 from trapline.gold.fallback import first_that_compiles, gluon_is_tested, untested_release
 from trapline.gold.no_double_backward import differentiated_once, refuse_second_derivatives
 from trapline.gold.operators import applied, operator, recorded, transformed
+from trapline.gold.replay import replayed
 
 _PROBLEM = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_q, Tensor? cu_k, int max_q, int max_k, "
@@ -65,6 +66,7 @@ def attention(problem: Problem, impl: str, *, with_lse: bool = True) -> tuple[Te
     return found
 
 
+@replayed
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """`forward_operator`, or its body where torch need not see an operator."""
     if arguments[-1] == "torch" and not transformed():
@@ -72,6 +74,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     return forward_operator(*arguments)  # type: ignore[no-any-return]
 
 
+@replayed
 def gradients(*arguments: Any) -> tuple[Tensor, ...]:
     """`backward_operator`, or its body where torch need not see an operator."""
     dout, dlse, out, lse, *fields, impl = arguments
@@ -116,7 +119,6 @@ def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
         found = _by_reference(reference.backward, Problem(*fields), out, lse, dout, dlse)
         return _contiguous(found)
     problem = Problem(*fields)
-    dlse = torch.zeros_like(lse) if dlse is None else dlse
     saved, tiers = (out, lse, dout, dlse), backward_tiers()
     return _by_kernels("attention's gradient", problem, impl, tiers, saved, reference.backward)
 
@@ -131,7 +133,7 @@ def _by_kernels(
     problem: Problem,
     impl: str,
     tiers: dict[str, "Tier"],
-    saved: tuple[Tensor, ...],
+    saved: tuple[Tensor | None, ...],
     in_torch: Callable[..., tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
     """The answer of a tier; with impl="kernels" the next one serves if it does not compile."""

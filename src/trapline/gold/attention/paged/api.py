@@ -19,12 +19,14 @@ from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 from trapline.gold.kv_cache.codecs import unpack_nibbles
 from trapline.gold.page_layout import PageLayout, as_pages, check_layout
+from trapline.gold.replay import replayed
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 _APPENDED_BY: tuple[Impl, ...] = ("torch", "kernels")
 _CODES = ("int8", "uint8", "float8_e4m3fn")
 
 
+@replayed
 def paged_attention(
     q: Any,
     k_pages: Any,

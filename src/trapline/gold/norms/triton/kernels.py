@@ -97,9 +97,10 @@ def forward_kernel(
     if shift is not None:
         normed += shift.to(tl.float32)
     tl.store(y + places, normed.to(y.dtype.element_ty), mask=inside)
-    if CENTRED:
+    if mean is not None:
         tl.store(mean + row, row_mean, mask=row < M)
-    tl.store(rstd + row, row_rstd, mask=row < M)
+    if rstd is not None:
+        tl.store(rstd + row, row_rstd, mask=row < M)
 
 
 @triton.jit
@@ -291,7 +292,8 @@ def held_forward_kernel(
         for c in tl.static_range(PIECES):
             sums += held[c].to(tl.float32)
         row_mean = tl.sum(sums, 0) / D
-        tl.store(mean + row, row_mean)
+        if mean is not None:
+            tl.store(mean + row, row_mean)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range(PIECES):
         centred = tl.where(d + c * CHUNK < D, held[c].to(tl.float32) - row_mean, 0.0)
@@ -299,7 +301,8 @@ def held_forward_kernel(
     row_rstd = tl.rsqrt(tl.sum(squares, 0) / D + eps)
     for c in tl.static_range(PIECES):
         store_normed(y, w, b, held[c].to(tl.float32), row_mean, row_rstd, row, d + c * CHUNK, D)
-    tl.store(rstd + row, row_rstd)
+    if rstd is not None:
+        tl.store(rstd + row, row_rstd)
 
 
 @launched
@@ -320,9 +323,10 @@ def wide_forward_kernel(
         inside = at < D
         values = chunk_of(x, residual, x_row, residual_row, row, at, inside)
         store_normed(y, w, b, values, row_mean, row_rstd, row, at, D)
-    if CENTRED:
+    if mean is not None:
         tl.store(mean + row, row_mean)
-    tl.store(rstd + row, row_rstd)
+    if rstd is not None:
+        tl.store(rstd + row, row_rstd)
 
 
 @launched

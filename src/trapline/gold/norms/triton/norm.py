@@ -81,7 +81,7 @@ def norm_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if problem := supports(arguments[0]):
         raise problem
     answers = reference.forward_shapes(*arguments)
-    forward(answers, *arguments)
+    forward(answers, *arguments[:6])
     return answers
 
 
@@ -116,7 +116,8 @@ def forward(answers: tuple[Tensor, Tensor, Tensor, Tensor], *arguments: Any) -> 
     M, D = flat.shape
     if not M:
         return
-    given = (flat, added, dense(w), dense(b), y, None if added is None else total, mean, rstd)
+    results = (y, *(None if one.numel() == 0 else one for one in (total, mean, rstd)))
+    given = flat, added, dense(w), dense(b), *results
     strides = flat.stride(0), 0 if added is None else added.stride(0)
     tile = entry_for(FORWARD[x.element_size()], D)
     if tile is not None:
