@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Two test processes with one thread each use two cores without fighting over them.
-JOBS ?= 2
+# Tests wait for processes and timers, so three processes with one thread each keep two cores busy.
+JOBS ?= 3
 SINGLE_THREADED := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: demo test test-full lint types suite system docs clean

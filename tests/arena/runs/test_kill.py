@@ -91,7 +91,7 @@ def test_killed_graders_lose_nothing(field, undisturbed, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.sqlite").touch()  # as by one that was killed before its first word
     assert kept(tmp_path / "run") == []
-    survive(field, tmp_path / "run", 20, random.Random(1))
+    survive(field, tmp_path / "run", 8, random.Random(1))
     assert finish(field, tmp_path / "run") == undisturbed
 
 
