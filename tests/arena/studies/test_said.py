@@ -128,32 +128,12 @@ def test_what_the_files_do_not_show_cannot_be_known():
         ("glm5", "layer_norm_backward", "items in the cache", 3.0, "holds"),
         ("glm5", "layer_norm_backward", "items in the cache", 4.0, "does not hold"),
         ("glm5", "flash_attention_forward", "relative error", 3e-16, "holds"),
-        ("qwen36", "flash_attention_forward", "relative error", 4e-16, "does not hold"),
-        ("qwen36", "flash_attention_forward", "relative error", 2e-8, "holds"),
-        (
-            "glm5.1",
-            "flash_attention_backward",
-            "error of dq against the naive gradient",
-            1e-15,
-            "does not hold",
-        ),
-        (
-            "kimi-k2.6",
-            "flash_attention_backward",
-            "peak memory of the gradient at N = 4096",
-            14.0,
-            "holds",
-        ),
-        (
-            "kimi-k2.6",
-            "flash_attention_backward",
-            "peak memory of the gradient at N = 4096",
-            140.0,
-            "does not hold",
-        ),
+        ("qwen36", "flash_attention_forward", "relative error", 4e-16, "holds"),
+        ("qwen36", "flash_attention_forward", "relative error", 2e-7, "does not hold"),
+        ("kimi-k2.6", "flash_attention_backward", "gradient error", 1e-8, "does not hold"),
     ],
 )
-def test_errors_and_memory_are_held_against_the_figures_of_the_grade(
+def test_errors_are_held_against_the_figures_of_the_grade(
     entrant, challenge, quantity, got, verdict
 ):
     graded = cell(entrant, challenge, 100.0)
@@ -169,8 +149,8 @@ def finding(cause):
 
 def test_claims_about_bugs_are_held_against_the_findings():
     """A report says both of the same answer: one of the two holds."""
-    clean = cell("minimax-m2.7", "beam_search", 100.0)
     bug = "EOS removal bug"
+    clean = cell("minimax-m2.7", "beam_search", 100.0)
     assert {said: v for (said, _), v in verdicts(bug, clean).items()} == {
         "present": "does not hold",
         "absent": "holds",
@@ -180,15 +160,26 @@ def test_claims_about_bugs_are_held_against_the_findings():
         "present": "holds",
         "absent": "does not hold",
     }
+    other = cell("minimax-m2.7", "beam_search", 1.0, findings=[FREE_END])
+    assert set(verdicts(bug, other).values()) == {"cannot be known"}
+
+
+def test_an_answer_that_holds_a_matrix_is_found():
+    matrix = cell(
+        "glm5", "flash_attention_forward", 60.0, findings=[finding("score-matrix-in-memory")]
+    )
+    assert set(verdicts("(N, N) matrix", matrix).values()) == {"does not hold"}
 
 
 def test_holders_of_a_property_are_held_against_the_findings():
     """A complete list says of the others that they lack it."""
     rows = "parent-indexed logits"
-    right = cell("qwen36", "dflash", 50.0, findings=[finding("sibling-refused-after-acceptance")])
-    assert verdicts(rows, right) == {("no", "yes (no such finding)"): "does not hold"}
-    wrong = cell("qwen36", "dflash", 50.0, findings=[finding("judged-by-the-row-before")])
-    assert verdicts(rows, wrong) == {("no", "no (judged-by-the-row-before)"): "holds"}
+    clean = cell("qwen36", "dflash", 100.0)
+    assert verdicts(rows, clean) == {("no", "yes (no such finding)"): "does not hold"}
+    wrong = cell("qwen36", "dflash", 50.0, findings=[finding("judged-by-depth")])
+    assert verdicts(rows, wrong) == {("no", "no (judged-by-depth)"): "holds"}
+    hidden = cell("qwen36", "dflash", 50.0, findings=[finding("sibling-refused-after-acceptance")])
+    assert verdicts(rows, hidden) == {("no", "other findings may hide it"): "cannot be known"}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +201,7 @@ def test_all_tests_pass_is_held_against_running_them(told, verdict):
 def test_own_tests_that_are_not_there():
     found = verdicts("own tests", cell("minimax-m2.7", "kv_cache", 40.0), {"kv.py": "x = 1\n"})
     assert {said: v for (said, _), v in found.items()} == {
-        "all pass": "does not hold",
+        "all pass": "cannot be known",
         "none": "holds",
     }
 
@@ -231,6 +222,15 @@ def test_the_page_stands_beside_the_report_of_such_a_run():
     assert "| beam\\_search | MiniMax-M2.7 | tests | 3 | 1 | read |" in page
     assert page.index("### Claims that do not hold") < page.index("| tests | 3 | 1 | read |")
     assert "Failing their own prompt: 1, of which 0 had" in page
+
+
+def test_answers_with_the_same_bytes_are_named():
+    cells, bundles = [], {}
+    for entrant, digest in (("glm5", "x"), ("glm5.1", "x"), ("kimi-k2.6", "y")):
+        cells.append(cell(entrant, "flash_attention_backward", 100.0, bundle=entrant))
+        bundles[entrant] = Bundle(cell=cells[-1], files={}, raw={"figures": {"digest": digest}})
+    page = documents(RunView(cells=cells, bundles=bundles))["said-and-measured.md"]
+    assert "the results of GLM-5 (A-) and GLM-5.1 (B+) are equal bit for bit" in page
 
 
 def test_the_site_has_the_page_too():

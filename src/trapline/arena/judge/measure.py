@@ -225,21 +225,10 @@ def _weigh(
 ) -> tuple[int, int]:
     """Memory in use before a call of this size, and the most during it, in a process of its own."""
     prepare = challenge.module("cases").memory
-    # The warm-up is small, because what an allocator keeps of it hides as much of the measure.
-    return weigh(submission, rng, prepare, max(1, plan.sizes[0] // 8), size)
-
-
-def weigh(
-    submission: Submission,
-    rng: np.random.Generator,
-    prepare: Callable[[Submission, np.random.Generator, int], Call],
-    warm_up: int,
-    size: int,
-) -> tuple[int, int]:
-    """As `_weigh`, for any call; a smaller one comes first and is not weighed."""
     with submission.fresh() as fresh:
-        first = prepare(fresh, rng, warm_up)
-        fresh.call(first.entry, first.args, first.kwargs, on=first.on)
+        # Small, because what an allocator keeps of it hides as much of the measure.
+        warm_up = prepare(fresh, rng, max(1, plan.sizes[0] // 8))
+        fresh.call(warm_up.entry, warm_up.args, warm_up.kwargs, on=warm_up.on)
         call = prepare(fresh, rng, size)
         running = fresh.session.running
         running.reset_peak()

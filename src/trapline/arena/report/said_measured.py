@@ -1,6 +1,6 @@
 """A published report beside the grades of the same answers, for the pages in HTML and Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trapline.arena.record import Cell, Origin
@@ -29,10 +29,9 @@ ABOUT_ORDERS = (
     "one. The interval is from resampling the challenges, where there are several."
 )
 ABOUT_CLAIMS = (
-    "Errors are against float64: one that was taken against finite differences holds when ours is "
-    "no larger, one against the naive way when both are of one order. Memory holds up to 1.5 times "
-    "the figure, counts within 5 %. A claim that is read was counted in the files, in each way "
-    "that the report may have counted."
+    "An error is ours against float64; a claim holds when ours is no larger. Counts hold within "
+    "5 %. A claim that was read was counted in the files, in each way that the report may have "
+    "counted. Where an answer has other findings, the absence of a bug cannot be known."
 )
 DECISIONS: dict[Decision, str] = {
     "does not hold": "Claims that do not hold",
@@ -47,6 +46,8 @@ class SaidMeasured:
     claims: Sequence[CheckedClaim]
     letters: Sequence[Agreement]
     criteria: Sequence[Agreement]
+    #: Answers whose results have the same bytes on the same inputs, by challenge.
+    equal: Sequence[Sequence[SaidCell]]
     #: Model, challenge and the log of the session that made the answer.
     sessions: Sequence[tuple[str, str, Origin]]
 
@@ -70,6 +71,14 @@ class SaidMeasured:
             f"prompt: {len(self.failed)}, of which {len(self.praised)} had an A+, A or A− in the "
             "report."
         )
+
+    @property
+    def equal_sentences(self) -> list[str]:
+        return [
+            f"{group[0].challenge}: the results of {_listed(group)} are equal bit for bit on the "
+            "same inputs."
+            for group in self.equal
+        ]
 
     def decided(self, decision: Decision) -> list[CheckedClaim]:
         """Claims with this verdict; what several pages of a report repeat stands once."""
@@ -96,8 +105,13 @@ def said_measured(run: RunView) -> SaidMeasured | None:
         return Answer(cell, bundle.files, figures, why)
 
     models = models_of(field, {cell.entrant for cell in run.cells})
+    known = {(cell.entrant, cell.challenge): cell for cell in run.cells}
+    digests = {
+        one: answer_of(known[one.entrant, one.challenge]).figures.get("digest") for one in found
+    }
     return SaidMeasured(
         cells=found,
+        equal=_equal(digests),
         claims=checked_claims(field, run.cells, answer_of),
         letters=letter_agreement(found),
         criteria=criterion_agreement(field, found),
@@ -107,6 +121,19 @@ def said_measured(run: RunView) -> SaidMeasured | None:
             if cell.entrant in models and cell.origin is not None and cell.origin.turns
         ],
     )
+
+
+def _equal(digests: Mapping[SaidCell, str | None]) -> list[list[SaidCell]]:
+    groups: dict[tuple[str, str], list[SaidCell]] = {}
+    for one, digest in digests.items():
+        if digest:
+            groups.setdefault((one.challenge, digest), []).append(one)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _listed(group: Sequence[SaidCell]) -> str:
+    named = [f"{one.model} ({one.said})" for one in group]
+    return f"{', '.join(named[:-1])} and {named[-1]}"
 
 
 def tau(value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trapline.arena.report.markdown.syntax import join, table
+from trapline.arena.report.markdown.syntax import join, table, text
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.said_measured import (
     ABOUT_CLAIMS,
@@ -37,6 +37,7 @@ def document(run: RunView) -> str:
         found.summary,
         "## Each answer",
         _cells(found.cells),
+        *map(text, found.equal_sentences),
         "## Agreement of the two orders",
         ABOUT_ORDERS,
         _agreements(found.letters),

@@ -108,6 +108,26 @@ def judged_by_the_row_before(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="a node is judged by the row that a chain has at its depth, whatever its parent is",
+    severity="critical",
+    story="Nodes of one depth share a row of logits: right where the tree is a chain.",
+    mutant=edit(
+        "last, row = node, len(prompt) + node\n",
+        "last, row = node, len(prompt) + len(accepted) - 1\n",
+    ),
+    seen=PUBLISHED,
+    control=chain,
+)
+def judged_by_depth(submission: Submission, rng: Rng) -> None:
+    # The second root is right: what follows it stands in its own row, not in the first root's.
+    for _ in range(4):
+        target, prompt = Target(rng), prompt_of(rng, 3)
+        first, second = target.greedy(prompt, 2)
+        wrong = (first + 1) % VOCABULARY
+        appended(submission, target, prompt, ([wrong, first, second], [-1, -1, 1]))
+
+
+@trap(
     catches="descendants of a refused node are accepted",
     severity="critical",
     story="Only the node itself is refused, and its children are judged by rows that it shaped.",
