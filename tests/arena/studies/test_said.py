@@ -164,6 +164,18 @@ def test_claims_about_bugs_are_held_against_the_findings():
     assert set(verdicts(bug, other).values()) == {"cannot be known"}
 
 
+def test_answers_said_to_be_correct_are_held_against_the_contract():
+    what = "correctness of the answer"
+    wrong = cell("minimax-m2.7", "beam_search", 25.0, findings=[FREE_END])
+    assert verdicts(what, wrong) == {("correct", "has bugs (end-costs-nothing)"): "does not hold"}
+    right = cell("minimax-m2.7", "beam_search", 100.0)
+    assert verdicts(what, right) == {("correct", "correct"): "holds"}
+    accused = cell("kimi-k2.6", "dflash", 50.0, findings=[FREE_END])
+    assert set(verdicts(what, accused).values()) == {"holds"}
+    cleared = cell("kimi-k2.6", "dflash", 100.0)
+    assert set(verdicts(what, cleared).values()) == {"cannot be known"}
+
+
 def test_an_answer_that_holds_a_matrix_is_found():
     matrix = cell(
         "glm5", "flash_attention_forward", 60.0, findings=[finding("score-matrix-in-memory")]

@@ -13,7 +13,9 @@ SOURCES = {
     "002_c317e54c61c78f04.txt",
     "003_317bb170457f1cae.txt",
     "004_d58c1651d869a7a2.txt",
+    "2-way-head-to-head-round2.md",
     "3-way-head-to-head-round3.md",
+    "overall_summary.md",
 }
 
 

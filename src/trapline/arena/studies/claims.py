@@ -85,8 +85,12 @@ def _held(field: ReportedField) -> Iterator[Fact]:
 
 
 def _values(one: Holders, took_part: Sequence[str]) -> dict[str, float | str]:
-    others = [model for model in took_part if one.complete and model not in one.models]
-    return dict[str, float | str].fromkeys(one.models, "yes") | dict.fromkeys(others, "no")
+    """Yes for the holders, no for the others where the list is complete."""
+    values: dict[str, float | str] = {}
+    for model in took_part:
+        if model in one.models or one.complete:
+            values[model] = "yes" if model in one.models else "no"
+    return values
 
 
 def _checked(fact: Fact, model: str, said: Said, answer: Answer) -> CheckedClaim:
@@ -115,6 +119,8 @@ def _found(fact: Fact, said: Said, answer: Answer) -> Found:
         return _figure(fact, said, answer)
     if fact.quantity in _CAUSES:
         return _cause(*_CAUSES[fact.quantity], said, answer.cell)
+    if fact.quantity == "correctness of the answer":
+        return _correct(said, answer.cell)
     if fact.quantity == "own tests":
         return _own_tests(said, answer)
     return "it is not measured here", "", "cannot be known"
@@ -173,6 +179,15 @@ def _cause(causes: Sequence[str], bad: str, good: str, said: Said, cell: Cell) -
         return "other findings may hide it", "", "cannot be known"
     got = bad if named else good
     return f"{got} ({', '.join(named) or 'no such finding'})", "measured", _verdict(said == got)
+
+
+def _correct(said: Said, cell: Cell) -> Found:
+    """`correct` or `has bugs`, against the contract of the prompt."""
+    if cell.state == "pass" and said != "correct":
+        return "none within what the prompt asks; other code was not run", "", "cannot be known"
+    named = ", ".join(finding.cause for finding in cell.findings)
+    got = "correct" if cell.state == "pass" else f"has bugs ({named})"
+    return got, "measured", _verdict((said == "correct") == (cell.state == "pass"))
 
 
 def _own_tests(said: Said, answer: Answer) -> Found:
