@@ -244,9 +244,9 @@ def test_kill_matrix_draws_mutants_and_the_traps_that_notice_them(small_run, tol
     kills = {names[0]: frozenset(names[:2]), names[1]: frozenset(names[2:3])}
     drawn = told | {"rows": replace(told["rows"], kills=kills)}
     page = Site(small_run, told=drawn).render("kills.html")
-    assert "1 of 2 mutants are noticed by their own trap" in page
-    assert f"<title>{names[0]}: noticed by its own trap and 1 other trap</title>" in page
-    assert f"<title>{names[1]}: noticed by 0 traps, not by its own</title>" in page
+    assert "1 of 2 mutants are detected by their own trap" in page
+    assert f"<title>{names[0]}: detected by its own trap and 1 other trap</title>" in page
+    assert f"<title>{names[1]}: detected by 0 traps, not by its own</title>" in page
     assert page.count('class="missed"') == 1
 
 
@@ -336,9 +336,11 @@ def test_cost_is_on_the_cell_and_in_the_standings(make_run, told):
     pages = [made.render(f"cells/{name}--rows--cpu--1.html") for name in ("one", "two")]
     assert [told_of in page for page in pages] == [True, False]
     standings = made.render("standings.html")
-    assert "What the answers took" in standings
+    assert "Tokens, time and cost of the answers" in standings
     assert standings.count("3 min 5 s") == 1
-    assert "What the answers took" not in Site(RunView(silent), told=told).render("standings.html")
+    assert "Tokens, time and cost of the answers" not in Site(RunView(silent), told=told).render(
+        "standings.html"
+    )
 
 
 def test_attempts_have_pass_at_k_and_a_spread(make_run, told):
@@ -352,7 +354,7 @@ def test_attempts_have_pass_at_k_and_a_spread(make_run, told):
 
 
 def test_methodology_says_whether_grading_noise_is_inside(small_run, told):
-    assert "do not hold the noise" in Site(small_run, told=told).render("methodology.html")
+    assert "do not include the noise" in Site(small_run, told=told).render("methodology.html")
     cell = small_run.cells[0]
     past = [cell, cell.model_copy(update={"score": cell.score - 2.0})]
     again = replace(small_run, history=past)

@@ -31,7 +31,7 @@ def _matrix(info: ChallengeInfo) -> dict[str, Any]:
     unique = sum(len(info.kills[name].intersection(names)) == 1 for name in names)
     return {
         "title": info.title,
-        "summary": f"{own} of {len(names)} mutants are noticed by their own trap; "
+        "summary": f"{own} of {len(names)} mutants are detected by their own trap; "
         f"{unique} by no other.",
         "svg": _drawn(info, names),
     }
@@ -48,9 +48,9 @@ def _drawn(info: ChallengeInfo, names: Sequence[str]) -> Markup:
             for first, length in _runs(hits)
         )
         others = f"{len(hits) - 1} other traps" if len(hits) != 2 else "1 other trap"
-        told = f"{name}: noticed by its own trap and {others}"
+        told = f"{name}: detected by its own trap and {others}"
         if name not in info.kills[name]:
-            told = f"{name}: noticed by {len(hits)} traps, not by its own"
+            told = f"{name}: detected by {len(hits)} traps, not by its own"
         rows.append(
             Markup('<g data-bug><title>{}</title><path d="{}"/>{}</g>').format(
                 told, squares, _own(place, name in info.kills[name])

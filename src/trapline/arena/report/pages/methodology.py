@@ -44,13 +44,13 @@ def noise_text(reading: Reading) -> str:
     noise = reading.noise
     if noise.overall is None:
         return (
-            "No cell was graded twice under the same conditions, so the intervals do not hold the "
-            "noise of grading."
+            "No cell was graded twice under the same conditions, so the intervals do not include "
+            "the noise of grading."
         )
     again = formats.count(noise.cells, "cell")
     return (
-        f"They hold the noise of grading: {again} graded again differ by a standard deviation of "
-        f"{noise.overall:.2f} points."
+        f"They include the noise of grading: {again} graded again differ by a standard deviation "
+        f"of {noise.overall:.2f} points."
     )
 
 

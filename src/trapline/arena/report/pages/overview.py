@@ -65,8 +65,7 @@ def caveat(reading: Reading) -> str:
     """Limits of the run that a reader must know before quoting the ranking."""
     attempts = max((len(s.attempts) for s in reading.field.squares.values()), default=0)
     tries = "one attempt" if attempts <= 1 else f"up to {attempts} attempts"
-    noun = "challenge" if len(reading.field.tracks) <= 1 else "challenge and track"
-    parts = [f"{tries} a cell over {formats.count(len(reading.field.columns), noun)}"]
+    parts = [f"{tries} per challenge, {formats.count(len(reading.field.challenges), 'challenge')}"]
     missing = sum(1 for cell in reading.run.cells if cell.state in ("infra_error", "not_run"))
     if missing:
         parts.append(f"not measured and left out: {formats.count(missing, 'cell')}")

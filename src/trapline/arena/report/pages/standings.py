@@ -114,8 +114,8 @@ def _attempt_row(reading: Reading, name: str, ks: range) -> tuple[Any, ...]:
 
 def _spreads(reading: Reading) -> dict[str, Any]:
     return {
-        "title": "Which challenges tell entrants apart",
-        "note": "The wider the scores spread, the more a challenge tells about who is better.",
+        "title": "Which challenges separate the entrants",
+        "note": "The wider the scores spread, the more a challenge separates the entrants.",
         "heads": ["Challenge", "Entrants", "Best", "Worst", "Standard deviation"],
         "rows": [
             (
@@ -159,8 +159,8 @@ def _titles(reading: Reading, cells: list[Cell], entrant: str, outcome: str) -> 
 
 def _costs(reading: Reading) -> dict[str, Any]:
     return {
-        "title": "What the answers took",
-        "note": "As the transcripts beside the answers tell it; no score depends on it. Tokens in "
+        "title": "Tokens, time and cost of the answers",
+        "note": "From the transcripts beside the answers; scores do not depend on it. Tokens in "
         "include cached ones.",
         "heads": ["Entrant", *map(str.capitalize, formats.COST_HEADS[:-1]), formats.COST_HEADS[-1]],
         "rows": [
@@ -181,7 +181,7 @@ def _harness(reading: Reading) -> dict[str, Any]:
         "heads": ["Harness", "Cells", "Mean score", "Pass", "Files", "Lines", "Tests", "Words"],
         "rows": [
             (
-                row.harness or "not said",
+                row.harness or "unknown",
                 row.cells,
                 formats.figure(row.mean_score),
                 formats.percent(row.pass_share),
@@ -200,7 +200,7 @@ def harness_note(effect: HarnessEffect) -> str:
 
 
 def _pair(pair: HarnessPair) -> str:
-    a, b, cells = pair.a or "not said", pair.b or "not said", formats.count(pair.shared, "cell")
+    a, b, cells = pair.a or "unknown", pair.b or "unknown", formats.count(pair.shared, "cell")
     if pair.smallest_visible is None or abs(pair.difference) < pair.smallest_visible:
         return f"{a} and {b} cannot be told apart over {cells}"
     ahead, behind = (a, b) if pair.difference > 0 else (b, a)
