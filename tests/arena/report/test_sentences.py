@@ -134,14 +134,15 @@ def printed_field():
 
 
 def test_published_field_links_its_sources(printed_field):
-    page = printed_field.render("index.html")
-    for source in printed_field.reading.run.printed.who.sources:
-        assert f'href="{source.url}"' in page
-        assert f">{source.file}" not in page
-    used = {n for row in printed_field.reading.run.reproduction for n in row.sources}
-    figures = printed_field.render("reproduction.html")
+    run = printed_field.reading.run
+    used = {name for row in run.reproduction for name in row.sources}
     assert len(used) > 3
-    assert not [name for name in used if f">{name}" in figures]
+    for page in map(printed_field.render, ("index.html", "reproduction.html")):
+        for name in used:
+            source = run.printed.source(name)
+            assert f'href="{run.printed.who.pages}{source.page}"' in page
+            assert f">{source.title}</a>" in page
+            assert f">{name}<" not in page
 
 
 def test_published_field_claims_nothing_about_a_grader(printed_field):
@@ -163,8 +164,21 @@ def test_printed_perplexities_stand_on_the_page_of_their_challenge(printed_field
 
 
 def test_every_source_of_a_figure_is_a_page(printed_field):
-    known = {source.file for source in printed_field.reading.run.printed.who.sources}
     named = set(re.findall(r"'source': '([^']+)'", str(load())))
     assert len(named) > 3
-    assert named <= known
+    assert all(printed_field.reading.run.printed.source(n).page.endswith(".md") for n in named)
     assert all(printed_field.render(path) for path in printed_field.pages)
+
+
+def test_named_measures_stand_on_their_cell_and_challenge(make_run, told):
+    first, second = make_run(["heron", "otter"], ["rows"]).cells
+    cells = [first.model_copy(update={"measures": {"accepted length": 3.21}}), second]
+    made = Site(RunView(cells=cells), told=told)
+    page = next(made.render(path) for path in made.pages if path.startswith("cells/heron"))
+    assert "Measured beside the score: accepted length 3.21 tokens a pass." in page
+    assert "Measured beside the score" not in next(
+        made.render(path) for path in made.pages if path.startswith("cells/otter")
+    )
+    challenge = made.render("challenges/rows.html")
+    assert challenge.count("accepted length") == 1
+    assert '<td class="num" data-value="3.21">3.21 tokens a pass</td>' in challenge

@@ -51,7 +51,8 @@ class Source(Record):
     file: str
     #: In our words.
     title: str
-    url: str
+    #: Its name among the published pages.
+    page: str
 
 
 class Who(Record):
@@ -59,6 +60,9 @@ class Who(Record):
 
     #: Who published the pages, and who gave the grades.
     publisher: str
+    #: Address of the folder with the pages.
+    pages: str
+    #: Of the pages that the figures do not call by their own name.
     sources: list[Source]
 
     models: list[str]
@@ -281,6 +285,11 @@ class ReportedField(Record):
         stages = {stage.name for stage in self.who.stages if challenge in stage.challenges}
         named = (h.name for h in self.who.harness if h.stage in stages and model in h.models)
         return next(named, "")
+
+    def source(self, name: str) -> Source:
+        """The page of this name, or the one that the figures call so."""
+        own = Source(file=name, title=re.sub(r"[-_]", " ", name.removesuffix(".md")), page=name)
+        return next((one for one in self.who.sources if one.file == name), own)
 
     def took(self, model: str) -> list[str]:
         """The challenges that the matrix has a grade of this model in."""

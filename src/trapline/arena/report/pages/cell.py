@@ -12,6 +12,7 @@ from trapline.arena.report.findings import ShownFinding
 from trapline.arena.report.pages import gpu
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.costs import total_cost
+from trapline.arena.standings.criteria import BY_NAME
 
 MOST_FILES = 12
 #: Characters of all files of one page together, and of its transcript.
@@ -48,6 +49,7 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
             for name in DIMENSIONS
             if name in cell.dimensions and cell.dimensions[name].score is not None
         ],
+        "measures": [(name, measure_text(name, cell)) for name in cell.measures],
         "unmeasured": [
             (name, dimension.reason)
             for name, dimension in cell.dimensions.items()
@@ -62,6 +64,12 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "left_out": left_out,
         "bundle_href": f"bundles/{cell.bundle}.json" if bundle else "",
     }
+
+
+def measure_text(name: str, cell: Cell) -> str:
+    """A figure that the challenge names, with its unit."""
+    value = cell.measures[name]
+    return BY_NAME[name].text(value) if name in BY_NAME else evidence.number(value)
 
 
 def _checks(cell: Cell) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from trapline.arena.record import DIMENSIONS, Cell
 from trapline.arena.report import findings, plots
 from trapline.arena.report.pages import gpu, printed
+from trapline.arena.report.pages.cell import measure_text
 from trapline.arena.report.reading import Reading
 
 
@@ -26,6 +27,8 @@ def context(reading: Reading, challenge_id: str) -> dict[str, Any]:
         "rows": cells,
         "flawed": any(cell.flaw for cell in cells),
         "dimensions": measured,
+        "measures": list(dict.fromkeys(name for cell in cells for name in cell.measures)),
+        "measure_text": measure_text,
         "traps": trap_rows(reading, challenge_id, cells),
         "findings_of": {cell.key: _causes(reading, cell) for cell in cells},
         "figures": figures(cells),

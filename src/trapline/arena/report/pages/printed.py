@@ -6,7 +6,7 @@ from typing import Any
 
 from trapline.arena.report import evidence
 from trapline.arena.report.reading import Reading
-from trapline.arena.studies.records import Fact, ReportedField, Source
+from trapline.arena.studies.records import Fact, Source
 
 
 def sources(reading: Reading) -> dict[str, Any] | None:
@@ -18,13 +18,9 @@ def sources(reading: Reading) -> dict[str, Any] | None:
     who = printed.who
     return {
         "publisher": who.publisher,
-        "rows": [(one, used[one.file]) for one in who.sources],
-        "harnesses": [(h.name, h.stage, h.models, by_file(printed)[h.source]) for h in who.harness],
+        "rows": [(printed.source(name), count) for name, count in sorted(used.items())],
+        "harnesses": [(h.name, h.stage, h.models, printed.source(h.source)) for h in who.harness],
     }
-
-
-def by_file(printed: ReportedField) -> dict[str, Source]:
-    return {one.file: one for one in printed.who.sources}
 
 
 def of_challenge(reading: Reading, challenge: str) -> dict[str, Any] | None:
@@ -32,17 +28,16 @@ def of_challenge(reading: Reading, challenge: str) -> dict[str, Any] | None:
     printed = reading.run.printed
     if printed is None:
         return None
-    known = by_file(printed)
     cards = [card for card in printed.scores.card if card.challenge == challenge]
     facts = [fact for fact in printed.facts.fact if fact.challenge == challenge]
     models = [name for name in reading.order if any(name in fact.values for fact in facts)]
     return {
         "dimensions": list(dict.fromkeys(name for card in cards for name in card.dimensions)),
-        "cards": [(card, known[card.source]) for card in cards],
+        "cards": [(card, printed.source(card.source)) for card in cards],
         "models": models,
-        "facts": [_fact(fact, models, known[fact.source]) for fact in facts],
+        "facts": [_fact(fact, models, printed.source(fact.source)) for fact in facts],
         "edges": [
-            (f"{match.a} and {match.b}", edges, known[match.source])
+            (f"{match.a} and {match.b}", edges, printed.source(match.source))
             for match in printed.matchups.matchup
             if (edges := match.edges.get(challenge))
         ],
