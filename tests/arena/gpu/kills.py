@@ -21,8 +21,7 @@ from trapline.arena.gpu.memory import device_here
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
-from trapline.arena.process.isolation.cgroups import Group
-from trapline.arena.process.isolation.spec import SandboxLimits
+from trapline.arena.process.isolation import cgroups
 from trapline.arena.runs import run
 from trapline.arena.runs.store import Store
 
@@ -95,14 +94,6 @@ def cell(judged, name, text, seed=5):
         return grade(asked, judged).cell
 
 
-def processes_are_counted():
-    group = Group(SandboxLimits())
-    try:
-        return group._processes is not None
-    finally:
-        group.remove()
-
-
 def bad_answers():
     """Each fails with its reason, and after each the next cell is right."""
     judged, device = scaling(4.0), device_here()
@@ -111,7 +102,7 @@ def bad_answers():
     for name, (file, text, reason) in BAD.items():
         if name in ON_A_GPU and device == "cpu":
             continue
-        if name == "fork bomb" and not processes_are_counted():
+        if name == "fork bomb" and not cgroups.counts_processes():
             yield False, name, "not let off: this machine lends no control group"
             continue
         begun = time.monotonic()
@@ -135,6 +126,7 @@ def grade_all(folder, place):
     judged = scaling(20.0)
     challenge.load_all.cache_clear()
     challenge.load_all = lambda *_: {"scaling": judged}
+    run._check_once = lambda *_: None  # which would take the time in which graders are killed
     asked = [
         GradeRequest(name, "scaling", 1, Path(folder, name), track="gpu") for name in sorted(FIELD)
     ]

@@ -73,3 +73,13 @@ def test_attacks_without_proof_are_few_and_give_a_reason():
     unshown = [cheat for cheat in CORPUS.values() if cheat.never_because]
     assert len(unshown) <= 3
     assert all(len(cheat.never_because) > 20 for cheat in unshown)
+
+
+def test_page_of_the_gpu_track_names_the_gpu():
+    team = red_team.RedTeam(
+        level="landlock", track="gpu", gpu="H200", seed=1, attempts=[], left_out={}, honest={}
+    )
+    page = red_team.markdown(team)
+    assert page.startswith("# Red team of the GPU track")
+    assert "- GPU: H200." in page
+    assert "--track gpu --write docs/red-team-gpu.md" in page

@@ -31,7 +31,7 @@ BAD = {
     "does not link": (
         "solution.cu",
         'extern "C" void away();\nextern "C" void scale() { away(); }\n',
-        "missing entry points: scaled",
+        "undefined symbol: away",
     ),
     "C++ names": ("solution.cu", "void scaled() {}\n", "missing entry points: scaled"),
 }
@@ -65,7 +65,7 @@ def test_unusable_answer_fails_with_the_reason(cell_of, what):
         pytest.skip("needs nvcc")
     cell = cell_of(name, text)
     assert cell.state == "fail"
-    assert cell.score == 0
+    assert cell.letter == "F"
     assert reason in cell.reason
 
 

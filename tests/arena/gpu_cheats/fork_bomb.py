@@ -1,7 +1,7 @@
 # attack: fork forever
 # defence: processes are counted, and all end with the sandbox
 # expect: fail
-# needs: cgroup
+# needs: pids
 # slow: yes
 # never-because: unsafe: it would take the machine; many_processes shows the limit
 

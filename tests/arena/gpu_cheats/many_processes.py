@@ -1,7 +1,7 @@
 # attack: start two hundred processes
 # defence: processes are counted
 # expect: fail
-# needs: cgroup
+# needs: pids
 # succeeds-without: control-group resource-limits
 # uses: loot
 

@@ -6,8 +6,8 @@ comments (in a .cu file with // for #):
     # attack: what it tries                 # defence: what stops it
     # expect: the state it must end in      # at-most: dimension=score, where it solves the task
     # needs: cgroup                         (left out where the machine lacks it: a control group
-                                            that counts memory, a gpu, or nvcc; `stand-in`: where
-                                            host memory does not stand in for a GPU)
+                                            that counts memory, or `pids`: that counts processes; a
+                                            `gpu`, or `nvcc`; `stand-in`: left out on a GPU)
     # slow: yes                             (costs deadlines, not computation)
 
 and exactly one line about whether it could succeed at all:
@@ -38,7 +38,7 @@ from trapline.arena.certify.gpu_race import race
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.gpu.memory import device_here
-from trapline.arena.gpu.opening import why_not_gradable
+from trapline.arena.gpu.opening import machine_facts, why_not_gradable
 from trapline.arena.gpu.runner import find_nvcc
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
@@ -111,6 +111,8 @@ class Attempt(Record):
 class RedTeam(Record):
     level: Level
     track: Track = "cpu"
+    #: Of the GPU track: the GPU, or what stands in for it.
+    gpu: str = ""
     seed: int
     attempts: list[Attempt]
     #: Attacks left out, with the reason.
@@ -243,6 +245,7 @@ def run_red_team(
     return RedTeam(
         level=level,
         track=track,
+        gpu=machine_facts().get("gpu", "") if track == "gpu" else "",
         seed=seed,
         attempts=attempts,
         left_out=left_out,
@@ -307,6 +310,8 @@ def _gain(cheat: Cheat, cell: Cell) -> str:
 def _why_left_out(cheat: Cheat) -> str:
     if cheat.needs == "cgroup" and not cgroups.counts_memory():
         return "this machine lends no control group that counts memory"
+    if cheat.needs == "pids" and not cgroups.counts_processes():
+        return "this machine lends no control group that counts processes"
     if cheat.needs == "gpu" and device_here() != "cuda":
         return "it needs a GPU"
     if cheat.needs == "nvcc" and find_nvcc() is None:
@@ -351,6 +356,7 @@ def markdown(team: RedTeam) -> str:
         f"Written by `trapline certify --red-team {command}`; do not edit.",
         "",
         f"- Isolation level: `{team.level}`, seed {team.seed}.",
+        *([f"- GPU: {team.gpu}."] if team.gpu else []),
         f"- **Attack success: {len(team.succeeded)} of {len(team.attempts)}**.",
         f"- Honest submissions that pass: {_passing(team)} of {len(team.honest)}.",
         *(f"- Not tried: `{name}` ({why})." for name, why in team.left_out.items()),

@@ -151,9 +151,18 @@ def _parents() -> tuple[Path, ...]:
         controllers = {"memory", "pids", "freezer"} & set(options.split(","))
         if file_system == "cgroup2":
             found.append(_mounted(fields, paths.get("", "/")))
+            _enable_controllers(found[-1])
         elif file_system == "cgroup" and controllers:
             found.append(_mounted(fields, paths.get(controllers.pop(), "/")))
     return tuple(dict.fromkeys(path for path in found if os.access(path, os.W_OK) and _works(path)))
+
+
+def _enable_controllers(parent: Path) -> None:
+    """Asks version 2 to count memory and processes in groups below; the kernel refuses that where
+    processes of others are in the way."""
+    for controller in ("memory", "pids"):
+        with contextlib.suppress(OSError):
+            (parent / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
 def _works(parent: Path) -> bool:
@@ -209,6 +218,16 @@ def counts_memory() -> bool:
     group = Group(SandboxLimits())
     try:
         return group.peak_bytes() is not None
+    finally:
+        group.remove()
+
+
+@cache
+def counts_processes() -> bool:
+    """Whether groups here limit the number of processes, which for root nothing else does."""
+    group = Group(SandboxLimits())
+    try:
+        return group._processes is not None
     finally:
         group.remove()
 
