@@ -62,10 +62,8 @@ def grade_field(
     store.plan(entry.key for entry in outdated)
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
         if place.is_local:
-            # Checks this machine once for each challenge, and notes it in the store.
             judges = {_judge(entry).digest: _judge(entry) for entry in outdated}
-            for challenge in sorted(judges.values(), key=lambda judge: judge.full_id):
-                _check_once(challenge, options.level, store)
+            _check_once(list(judges.values()), options.level, store, place.width)
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=_call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
@@ -106,18 +104,27 @@ def refuse_other_machines(store: Store, track: Track) -> None:
             )
 
 
-def _check_once(challenge: Challenge, level: Level, store: Store) -> None:
-    """Notes in the store that this machine can grade the challenge."""
-    if challenge.not_run or (challenge.track == "gpu" and why_not_gradable()):
-        return
+def _check_once(challenges: list[Challenge], level: Level, store: Store, width: int) -> None:
+    """Checks this machine once for each challenge, and notes in the store that it can grade it."""
     machine = f"machine {this_machine()}"
     checked: dict[str, str] = store.meta().get(machine, {})
-    name = challenge.full_id if challenge.track == "cpu" else f"{challenge.full_id} gpu"
-    fact = f"{challenge.digest} {level}"
-    if checked.get(name) != fact:
-        check_machine(challenge, level)
-        refuse_bad_traps(challenge, level)
-        store.set_meta(**{machine: {**checked, name: fact}})
+    due: dict[str, Challenge] = {}
+    for challenge in challenges:
+        if challenge.not_run or (challenge.track == "gpu" and why_not_gradable()):
+            continue
+        name = challenge.full_id if challenge.track == "cpu" else f"{challenge.full_id} gpu"
+        if checked.get(name) != f"{challenge.digest} {level}":
+            due[name] = challenge
+
+    def check(name: str) -> str:
+        check_machine(due[name], level)
+        refuse_bad_traps(due[name], level)
+        return f"{due[name].digest} {level}"
+
+    on_gpu = any(challenge.track == "gpu" for challenge in due.values())
+    for name, fact in run_all(check, due, 1 if on_gpu else width):
+        checked = {**checked, name: fact}
+        store.set_meta(**{machine: checked})
 
 
 def _call_seconds(entry: GradeRequest) -> float:
