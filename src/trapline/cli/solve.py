@@ -83,10 +83,7 @@ def solve(
 
     A cell whose provider fails is not graded; the next run tries it again.
     """
-    if [endpoint, agent, agent_cmd, from_predictions].count(None) != 3:
-        raise UsageError(
-            "give exactly one of --endpoint, --agent, --agent-cmd and --from-predictions"
-        )
+    _refuse_several(endpoint, agent, agent_cmd, from_predictions)
     if from_predictions is not None:
         _refuse_beside_predictions(model, entrant, track)
     price = Price(input_usd, output_usd)
@@ -122,6 +119,13 @@ def solve(
     if unsolved:
         print(f"{unsolved} cells got no answer from the provider; the same command tries again")
         raise typer.Exit(INCOMPLETE)
+
+
+def _refuse_several(*ways: str | Path | None) -> None:
+    if ways.count(None) != len(ways) - 1:
+        raise UsageError(
+            "give exactly one of --endpoint, --agent, --agent-cmd and --from-predictions"
+        )
 
 
 def _refuse_beside_predictions(model: str | None, entrant: str | None, track: Track) -> None:
