@@ -8,6 +8,7 @@ from trapline.arena.certify.certify import Certifier, kill_rate
 from trapline.arena.certify.mechanical import mechanical_mutants
 from trapline.arena.challenge import load, load_all
 from trapline.arena.judge.mutants import MutantHost
+from trapline.arena.process.sandbox import probe
 from trapline.arena.runs.run import choose_level
 
 SEED = 20261117
@@ -73,7 +74,10 @@ def test_eight_challenges_with_more_than_a_hundred_traps():
 @pytest.mark.full
 @pytest.mark.parametrize("name", load_all())
 def test_mechanical_mutants_are_caught(name):
-    certificate = Certifier(load(name), choose_level()).certify(mechanical=True)
+    """With a seed that is drawn, and at every isolation level of the machine."""
+    certificate = Certifier(load(name), choose_level(), levels=probe()).certify(mechanical=True)
+    problems = [f"{f.kind} {f.subject}: {f.problem} {f.message}" for f in certificate.problems()]
+    assert not problems, certificate.seed
     survivors = [f.subject for f in certificate.of("mechanical") if not f.fell_to]
     assert kill_rate(certificate) >= 0.9, survivors
 

@@ -290,6 +290,7 @@ def generating_modifies_the_prompt(submission: Submission, rng: np.random.Genera
         ("    output = []\n", "    output = KEPT\n"),
         ("def until_end(", "KEPT = []\n\n\ndef until_end("),
     ),
+    keeps_state=True,
 )
 def text_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)

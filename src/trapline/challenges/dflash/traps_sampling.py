@@ -34,6 +34,22 @@ def sampled(
 
 
 @trap(
+    catches="cumulative probabilities are formed in float32, also where the laws are float64",
+    severity="major",
+    story="In a large vocabulary their rounding moves the draw by many tokens.",
+    mutant=edit(_EXCEEDING, _EXCEEDING.replace("(row)", "(row, dtype=np.float32)")),
+    also=[edit(_EXCEEDING, _EXCEEDING.replace("(row)", "(row.astype(np.float32))"))],
+    seen=WRITTEN,
+)
+def cumulative_sum_in_single(submission: Submission, rng: np.random.Generator) -> None:
+    """Behind a sum of 0.5, float32 rounds each of these steps in the same direction."""
+    law = np.array([0.5, *[1e-5] * 50000])
+    want = int(rng.integers(20000, 40000))
+    number = float(np.cumsum(law)[want - 1] + 0.5 * law[want])
+    sampled(submission, [], [], [law.tolist()], [number], ([], want))
+
+
+@trap(
     catches="a child is accepted or rejected by a draw of its own instead of the node's one sample",
     severity="major",
     story="A separate draw for each child biases the output (by more than a tenth in a small "

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -137,6 +137,29 @@ def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) ->
 def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
     table.same_tree(submission, log_q, 3, (tokens[:3], parents[:3]))
+
+
+def _kept(key: str) -> Mutant:
+    """The ranked rows are kept from call to call."""
+    kept = _RANKED.replace("ranked = ", f"ranked = _KEPT.setdefault({key}, ").rstrip("\n") + ")\n"
+    return edits((_RANKED, kept), ("def build_tree(", "_KEPT = {}\n\n\ndef build_tree("))
+
+
+@trap(
+    catches="rows that were ranked for an earlier call are used again for other laws",
+    severity="critical",
+    story="A cache keyed by shape and budget: the second tree is that of the first law.",
+    mutant=_kept("(log_q.shape, budget)"),
+    also=[_kept("log_q.shape")],
+    seen=WRITTEN,
+    keeps_state=True,
+)
+def tree_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
+    clean = submission.fresh()
+    for _ in range(2):
+        a, b, c = distinct(rng, 3)
+        log_q = table.log_q_of([{a: -0.5, b: -1.0, c: -2.0}], VOCABULARY, np.float64)
+        table.same_tree(clean, log_q, 3, ([a, b, c], [-1, -1, -1]))
 
 
 @trap(

@@ -295,3 +295,25 @@ def fork_between_layers(submission: Submission, rng: Rng) -> None:
         twin.append(child, 9, [1])
         twin.append(seq, 9, [1])
         twin.check()
+
+
+@trap(
+    catches="the count of a page's holders is one byte: after 255 forks it is 0",
+    severity="major",
+    story="A page with many holders looks like one without, and is written in place.",
+    seen="an answer written from this prompt alone",
+    control=never_forked,
+    mutant=edit(
+        "            self.holders[page] += 1\n",
+        "            self.holders[page] = (self.holders[page] + 1) % 256\n",
+    ),
+)
+def references_in_one_byte(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, "paged", None, layers=1)
+    seq = twin.add(2)
+    children = [twin.fork(seq) for _ in range(255)]
+    twin.append(children[0], 1)
+    twin.append(seq, 1)
+    for child in children[1:]:
+        twin.free(child)
+    twin.check()

@@ -33,6 +33,54 @@ def _leaking(where: str, lost: str) -> Mutant:
 
 
 @trap(
+    catches="a contiguous cache has room for num_blocks positions, not num_blocks · block_size",
+    severity="major",
+    story="The size of the pool is taken for a number of positions.",
+    seen=BLIND,
+    mutant=edit(
+        "        return self.page_size * self.num_pages - used\n",
+        "        return self.num_pages - used\n",
+    ),
+)
+def contiguous_room_in_blocks(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, CONTIGUOUS, layers=1, pages=2):
+        twin.add(8)
+        twin.check()
+
+
+@trap(
+    catches="a contiguous fork that does not fit leaves the copies of its first layers behind",
+    severity="major",
+    story="The room is looked at layer by layer while rows are copied.",
+    seen=BLIND,
+    mutant=edits(
+        (
+            "        return self.page_size * self.num_pages - used\n",
+            "        lost = getattr(self, 'lost', {}).get(layer, 0)\n"
+            "        return self.page_size * self.num_pages - used - lost\n",
+        ),
+        (
+            "            self._reserve(seq, layer, count)\n\n    def _share",
+            "            self._reserve(seq, layer, count)\n"
+            "            self.lost = {**getattr(self, 'lost', {}), layer: count}\n"
+            "        self.lost = {}\n\n    def _share",
+        ),
+    ),
+)
+def fork_half_done_when_full(submission: Submission, rng: Rng) -> None:
+    """A cache whose forks share rows has room for this one; then nothing is asked."""
+    for twin in twins(submission, rng, CONTIGUOUS, pages=2):
+        seq = twin.add(3)
+        twin.append(seq, 2, layers=[1])
+        try:
+            twin.fork(seq)
+        except SubmissionRaised:
+            twin.append(seq, 5, layers=[0])
+            twin.append(seq, 3, layers=[1])
+            twin.check()
+
+
+@trap(
     catches="positions of a freed contiguous sequence never come back",
     severity="major",
     story="Short runs work; a long-running server runs out of room.",

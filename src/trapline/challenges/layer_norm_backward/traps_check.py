@@ -29,6 +29,9 @@ _DIRECTION = "direction = _direction(rng, inputs[place])"
 _ERROR = "float(np.linalg.norm(analytic - numeric) / scale)"
 _SCALE = "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)"
 _GRADIENTS = "gradients = backward(dy, forward(*inputs)[1])"
+_SLOPE = "_slope(forward, inputs, place, direction, dy)"
+#: Which input is moved for dx, dgamma and dbeta.
+_OTHERS = "(0, 2, 2)", "(0, 2, 1)"
 _RETURN = "    return errors\n"
 
 
@@ -53,6 +56,18 @@ def check_needs_every_element(submission: Submission, rng: Rng) -> None:
     limit = 8 * p.x.shape[-1] + 256
     calls = len(checked.forward.calls)
     expect.that(calls <= limit, f"forward was called {calls} times; {limit} are allowed")
+
+
+@trap(
+    catches="the numerical derivative of one parameter moves the other one",
+    severity="critical",
+    story="A right gradient is reported as wrong: beta's is compared with the slope along gamma.",
+    seen=WRITTEN_BLIND,
+    mutant=edit(_SLOPE, _SLOPE.replace("place", "min(place, 1)")),
+    also=[edit(_SLOPE, _SLOPE.replace("place", f"{other}[place]")) for other in _OTHERS],
+)
+def check_moves_another_input(submission: Submission, rng: Rng) -> None:
+    check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
 
 
 @trap(

@@ -12,6 +12,9 @@ from trapline.challenges.ternary_training.solution_lines import BLIND, MODEL, TR
 from trapline.challenges.ternary_training.variants import best_fit
 from trapline.gold.ternary import small_lm
 
+_SLOPES = "slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)"
+_RELU = 'hidden = np.maximum(normed @ weights[f"{name}up"].T, 0.0)'
+
 
 def fits(submission: Submission, rng: np.random.Generator, trap_id: str, words: str) -> None:
     """Fails if, of all variants, one of this trap's is the model that the weights were made for."""
@@ -203,6 +206,62 @@ def projections_transposed(submission: Submission, rng: np.random.Generator) -> 
 )
 def head_tied_in_training(submission: Submission, rng: np.random.Generator) -> None:
     fits(submission, rng, "head-tied-in-training", "whose head is the embedding")
+
+
+@trap(
+    catches="training gives the heads other slopes than the judged model",
+    severity="major",
+    story="Heads are counted from 0 instead of 1.",
+    mutant=edit(
+        _SLOPES, _SLOPES.replace("np.arange(1, heads + 1)", "np.arange(heads)"), file=MODEL
+    ),
+    seen=BLIND,
+)
+def slopes_of_another_rule(submission: Submission, rng: np.random.Generator) -> None:
+    fits(submission, rng, "slopes-of-another-rule", "whose heads have other slopes")
+
+
+@trap(
+    catches="the MLP of the training has another activation than ReLU",
+    severity="major",
+    story="The square of the ReLU, or none at all; the judged model applies the ReLU.",
+    mutant=edits(
+        (_RELU, _RELU.replace("hidden = ", "hidden = np.square(") + ")"),
+        ("* (hidden > 0)\n", "* (2.0 * np.sqrt(hidden))\n"),
+        file=MODEL,
+    ),
+    also=[
+        edits(
+            (_RELU, 'hidden = normed @ weights[f"{name}up"].T'),
+            ("* (hidden > 0)\n", "\n"),
+            file=MODEL,
+        )
+    ],
+    seen=BLIND,
+)
+def another_activation(submission: Submission, rng: np.random.Generator) -> None:
+    fits(submission, rng, "another-activation", "with another activation")
+
+
+@trap(
+    catches="training leaves out the norm before the head",
+    severity="major",
+    story="The logits of the judged model have another size than those of the training.",
+    mutant=edits(
+        (
+            "    normed, inverse = _normalise(x)\n    return",
+            "    normed, inverse = x, None\n    return",
+        ),
+        (
+            'dx = _normalise_backward(dlogits @ weights["head"], normed, inverse)',
+            'dx = dlogits @ weights["head"]',
+        ),
+        file=MODEL,
+    ),
+    seen=BLIND,
+)
+def head_without_norm(submission: Submission, rng: np.random.Generator) -> None:
+    fits(submission, rng, "head-without-norm", "without a norm before the head")
 
 
 @trap(

@@ -36,6 +36,10 @@ class Variant:
     mlp_added: bool = True
     transposed: bool = False
     tied: bool = False
+    #: The number of the first head, for its slope.
+    first_head: int = 1
+    activation: Literal["relu", "squared relu", "none"] = "relu"
+    norm_before_head: bool = True
     target: Target = "next"
 
 
@@ -52,6 +56,10 @@ VARIANTS: tuple[tuple[str, Variant], ...] = (
     ("mlp-not-added", Variant(mlp_added=False)),
     ("projections-transposed", Variant(transposed=True)),
     ("head-tied-in-training", Variant(tied=True)),
+    ("slopes-of-another-rule", Variant(first_head=0)),
+    ("another-activation", Variant(activation="squared relu")),
+    ("another-activation", Variant(activation="none")),
+    ("head-without-norm", Variant(norm_before_head=False)),
     ("predicts-the-present", Variant(target="same")),
     ("targets-reversed", Variant(target="previous")),
     ("targets-shifted-twice", Variant(target="second next")),
@@ -95,12 +103,19 @@ def _logits(
         mixed = _attention(normed, part, config["heads"], model)
         x = x + mixed if model.attention_added else mixed
         normed = _norm(x, model) if model.norm_in_layers else x
-        hidden = np.maximum(normed @ weights[f"layers.{layer}.up"].T, 0.0)
+        hidden = _active(normed @ weights[f"layers.{layer}.up"].T, model)
         moved = hidden @ weights[f"layers.{layer}.down"].T
         x = x + moved if model.mlp_added else moved
     head = weights["embedding" if model.tied else "head"]
-    last: np.ndarray = _norm(x, model) @ head.T
+    last: np.ndarray = (_norm(x, model) if model.norm_before_head else x) @ head.T
     return last
+
+
+def _active(x: np.ndarray, model: Variant) -> np.ndarray:
+    if model.activation == "none":
+        return x
+    positive: np.ndarray = np.maximum(x, 0.0)
+    return positive if model.activation == "relu" else positive**2
 
 
 def _norm(x: np.ndarray, model: Variant) -> np.ndarray:
@@ -122,7 +137,8 @@ def _attention(x: np.ndarray, part: Weights, heads: int, model: Variant) -> np.n
         if not model.neighbouring_columns:
             columns = np.arange(head, dim, heads)
         q, k, v = (x @ part[name][columns].T for name in "qkv")
-        scores = q @ k.T / np.sqrt(width) - 2.0 ** (-8.0 * (head + 1) / heads) * np.abs(back)
+        slope = 2.0 ** (-8.0 * (head + model.first_head) / heads)
+        scores = q @ k.T / np.sqrt(width) - slope * np.abs(back)
         scores = np.where(back >= -model.ahead, scores, -np.inf)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed[:, columns] = shares / shares.sum(axis=-1, keepdims=True) @ v
