@@ -195,3 +195,11 @@ def test_cell_names_the_set_and_its_replay_needs_it(graded, level, monkeypatch):
         pytest.raises(UsageError, match="is graded on held-out situations: add --held-out"),
     ):
         list(grade_field(entries, store, Options(level, workers=1)))
+
+
+def test_without_private_traps_a_run_certifies_nothing(sorting, level, monkeypatch):
+    def certify(*_):
+        raise AssertionError("certified")
+
+    monkeypatch.setattr(run, "Certifier", certify)
+    refuse_bad_traps(sorting, level)
