@@ -432,3 +432,13 @@ def test_a_hundred_entrants_on_eight_challenges_make_a_whole_site(make_run, told
     sizes = [path.stat().st_size for path in tmp_path.rglob("*.html")]
     assert len(sizes) > 900
     assert max(sizes) < MOST_BYTES
+
+
+def test_every_cell_trap_and_duel_has_a_link_to_copy(site):
+    for folder in ("cells", "duels"):
+        assert all("data-copy-link" in path.read_text() for path in (site / folder).iterdir())
+    for path in (site / "challenges").iterdir():
+        text = path.read_text()
+        anchors = re.findall(r'<li data-bug class="[^"]*" id="([^"]+)">', text)
+        assert anchors
+        assert all(f'data-copy-link="{anchor}"' in text for anchor in anchors)
