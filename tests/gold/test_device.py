@@ -34,6 +34,20 @@ def test_options_are_left_alone_where_fusion_is_the_default(monkeypatch):
     assert seen == [((1,), {"grid": (2,), "num_warps": 4})]
 
 
+def test_launch_goes_to_the_device_of_the_first_tensor(monkeypatch, entered):
+    """A tensor on cuda:1 while cuda:0 is current; a descriptor counts as its tensor."""
+    seen = []
+    tensor = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
+    monkeypatch.setattr(device, "current_device", lambda: len(entered))
+    kernel = launched(SimpleNamespace(run=lambda *_, **options: seen.append(list(entered))))
+    kernel.run(3, tensor, grid=(1,))
+    kernel.run(SimpleNamespace(base=tensor), grid=(1,))
+    monkeypatch.setattr(device, "current_device", lambda: 1)
+    kernel.run(tensor, grid=(1,))
+    assert seen == [[tensor], [tensor], []]
+    assert entered == []
+
+
 def launches_of(tree):
     """Names in `name[grid](…)`."""
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))

@@ -1,6 +1,6 @@
 """Properties of the GPU, launches on the right device, and compilation for sm_90 without a GPU."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, wraps
 from typing import Any
 
@@ -30,20 +30,38 @@ def launched(kernel: Any) -> Any:
     """Decorates a kernel that is launched: products and sums are fused into one operation.
 
     This is Triton's default up to 3.9, where an option more would only cost time at each launch; a
-    launch may still turn it off. Launches are noted on the thread's `launch_tape`, if any.
+    launch may still turn it off. Launches go to the device of the first tensor (Triton's go to the
+    current one) and are noted on the thread's `launch_tape`, if any.
     """
     if not hasattr(kernel, "run"):
         return kernel  # the interpreter's
     run = kernel.run
     fusion = {} if fusion_is_default() else {"enable_fp_fusion": True}
 
-    def noted(*arguments: Any, **options: Any) -> Any:
+    def there(*arguments: Any, **options: Any) -> Any:
+        first = first_tensor(arguments)
+        if first is not None and first.get_device() != current_device():
+            with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+                return there(*arguments, **options)
         compiled = run(*arguments, **{**fusion, **options})
         note_launch(kernel, compiled, arguments, options)
         return compiled
 
-    kernel.run = noted
+    kernel.run = there
     return kernel
+
+
+def first_tensor(arguments: Iterable[Any]) -> Any:
+    """The first CUDA tensor among a kernel's arguments, or below a tensor descriptor; or None."""
+    for one in arguments:
+        tensor = getattr(one, "base", one)
+        if getattr(tensor, "is_cuda", False):
+            return tensor
+    return None
+
+
+def current_device() -> int:
+    return int(torch._C._cuda_getDevice())
 
 
 def processors(x: Tensor) -> int:

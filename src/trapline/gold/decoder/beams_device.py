@@ -57,7 +57,7 @@ class PromptPass:
         if self._logits is None or not self._ids.is_cuda or len(self._ids) > LONGEST:
             self._remember()
         else:
-            self._graph = self._graph or captured(self._remember, [])
+            self._graph = self._graph or captured(self._remember, [], self._ids.device)
             self._graph.replay()
         assert self._logits is not None
         return self._logits
@@ -161,7 +161,7 @@ class DeviceSearch:
         if not rows.ids.is_cuda:
             return self._go_on(rows)
         if is_short not in self._replays:
-            graph = captured(lambda: self._go_on(rows), self._state())
+            graph = captured(lambda: self._go_on(rows), self._state(), rows.ids.device)
             self._replays[is_short] = graph.replay
         self._replays[is_short]()
         return None

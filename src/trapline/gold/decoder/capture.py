@@ -7,8 +7,15 @@ import torch
 from torch import Tensor
 
 
-def captured(work: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-    """Captures `work` as a graph; restores the tensors `changed` by the warm-up runs."""
+def captured(
+    work: Callable[[], object], changed: Sequence[Tensor], device: torch.device
+) -> torch.cuda.CUDAGraph:
+    """Captures `work` on a device as a graph; restores the tensors `changed` by warm-up runs."""
+    with torch.cuda.device(device):
+        return _captured_here(work, changed)
+
+
+def _captured_here(work: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
     before = [tensor.clone() for tensor in changed]
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -44,5 +51,5 @@ def host_copy(values: Tensor) -> HostCopy:
     landed = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     landed.copy_(values, non_blocking=True)
     done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record()
+    done.record(torch.cuda.current_stream(values.device))
     return HostCopy(landed, done)

@@ -162,7 +162,8 @@ class GraphedStep:
         if key not in self._graphs:
             work, here = self._greedy if choosing else self._logits, self._here()
             made: list[Tensor] = []
-            graph = captured(lambda: made.append(work()), (here.ids, here.positions, here.made))
+            changed = here.ids, here.positions, here.made
+            graph = captured(lambda: made.append(work()), changed, here.ids.device)
             self._graphs[key] = graph, made[-1]
         graph, result = self._graphs[key]
         graph.replay()

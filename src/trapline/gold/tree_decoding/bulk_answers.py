@@ -78,7 +78,7 @@ class EqualRows:
             self._replay = self._next
             if self._text.is_cuda:
                 # Warm-up runs write behind the prompts only, where answers overwrite them.
-                graph = captured(self._next, (self._at, self._text))
+                graph = captured(self._next, (self._at, self._text), self._text.device)
                 self._replay = graph.replay
         return self._replay
 

@@ -82,7 +82,7 @@ class FastGenerator:
         self.rounds = rounds(target, drafter, config)
         self._replay: Callable[[], object] = self.rounds.round
         if target.device.type == "cuda":
-            self._replay = captured(self.rounds.round, ()).replay
+            self._replay = captured(self.rounds.round, (), target.device).replay
             self._run(1)  # for the pace; all rows rest
 
     def stream(

@@ -221,7 +221,7 @@ def _gradients(
     if luck.is_cuda and config.compile:
         model.compile_training()
     if luck.is_cuda and config.capture:
-        replay = captured(work, ()).replay
+        replay = captured(work, (), luck.device).replay
 
     def compute(drawn: Tensor) -> Tensor:
         luck.copy_(drawn)

@@ -28,6 +28,10 @@ class CapturedGradients:
     ) -> None:
         self._windows = windows.clone()
         self._parameters = list(parameters)
+        with torch.cuda.device_of(windows):  # type: ignore[no-untyped-call]
+            self._capture(loss, clip)
+
+    def _capture(self, loss: Callable[[Tensor], Tensor], clip: float) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -60,8 +64,8 @@ class CapturedGradients:
 class CapturedMove:
     """Captures the steps of all optimisers. Rates must be tensors: a graph freezes numbers."""
 
-    def __init__(self, optimisers: list[Any]) -> None:
-        self._optimisers = optimisers
+    def __init__(self, optimisers: list[Any], device: torch.device) -> None:
+        self._optimisers, self._device = optimisers, device
         self._plain_steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -73,7 +77,7 @@ class CapturedMove:
             return
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
                 self._all()
         self._graph.replay()
 

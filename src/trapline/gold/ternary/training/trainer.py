@@ -228,7 +228,7 @@ class Trainer:
                 optimiser.step()
             return
         if self._captured_move is None:
-            self._captured_move = CapturedMove(self.optimisers)
+            self._captured_move = CapturedMove(self.optimisers, self.device)
         self._captured_move()
 
     def _held_back(self, held: bool) -> AbstractContextManager[Any]:
