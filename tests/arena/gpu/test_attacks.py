@@ -1,9 +1,13 @@
 """The red team of the GPU track: no attack gains anything, and each does without its defence."""
 
+from types import SimpleNamespace
+
 import gpu_switches
 import pytest
 
 from trapline.arena.certify import red_team
+from trapline.arena.errors import ArenaError
+from trapline.arena.gpu import measure
 from trapline.arena.gpu.opening import STAND_IN, shared_rig
 from trapline.arena.process.sandbox import why_not
 
@@ -83,3 +87,49 @@ def test_page_of_the_gpu_track_names_the_gpu():
     assert page.startswith("# Red team of the GPU track")
     assert "- GPU: H200." in page
     assert "--track gpu --write docs/red-team-gpu.md" in page
+
+
+class Judged:
+    """As much of a submission and its rig as is looked at."""
+
+    def __init__(self, free=()):
+        self.config, self.rig, self.judge = None, self, self
+        self.closed, self.free = False, list(free)
+
+    def close(self):
+        self.closed = True
+
+    def start(self, entries):
+        assert entries == ()
+
+    def ask(self, name):
+        assert name == "free_bytes"
+        return self.free.pop(0)
+
+
+def measurer_of(answer):
+    challenge = SimpleNamespace(module=lambda name: SimpleNamespace(ENTRIES={}, timed=list))
+    return measure.Measurer(challenge, answer)
+
+
+def test_an_answer_ends_before_what_it_is_compared_with_is_timed(monkeypatch):
+    """Else it could slow the GPU down for the baselines."""
+    answer = Judged()
+
+    def lights(config):
+        assert answer.closed
+        raise ArenaError("seen")
+
+    monkeypatch.setattr(measure, "lights", lights)
+    with pytest.raises(ArenaError, match="seen"):
+        measurer_of(answer).measure()
+
+
+@pytest.mark.parametrize(
+    ("taken", "held"), [((500, 500), 0), ((500, 520), 0), ((500, 100), 0), ((500, 2548), 2016)]
+)
+def test_memory_taken_at_import_counts(taken, held):
+    """Else a workspace that is taken before the first call would be free of charge."""
+    free = [9000, 9000 - taken[0], 9000 - sum(taken)]
+    answer = Judged([count << 20 for count in free])
+    assert measurer_of(answer)._held(answer, answer) == held << 20

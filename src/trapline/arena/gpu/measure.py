@@ -27,6 +27,8 @@ from trapline.arena.record import Dimension
 IMPOSSIBLE = 0.9
 #: Memory this many times as large as what is free of charge is worth nothing.
 USELESS_MEMORY = 32.0
+#: Two runners of the same kind may differ by so much.
+HELD_SLACK = 32 << 20
 SAMPLE_SECONDS = 0.0005
 #: Slots whose calls are profiled; kernels that are named, and characters of a name.
 PROFILED, MOST_KERNELS, LONGEST_NAME = 4, 12, 160
@@ -122,7 +124,8 @@ class Used:
 
     timed: Timed
     times: Times
-    #: Bytes beyond inputs and outputs during the first call, and since then, graphs included.
+    #: Bytes beyond inputs and outputs: at import and during the first call, and since then, graphs
+    #: included.
     peak: int
     growth: int
     #: Right after the timing.
@@ -214,7 +217,7 @@ class Measurer:
         found = []
         with self.answer.fresh() as answer, self._of(self.challenge.solution) as gold:
             assert isinstance(answer, GpuSubmission)
-            answer.start(())
+            held = self._held(gold, answer)
             for ring in rings:
                 first = ring.slots[0]
                 order = {"op": "call", "entry": ring.timed.entry, "values": first.nodes}
@@ -226,10 +229,18 @@ class Measurer:
                 times, clocks = clock.times(), nvml.state()
                 growth = max(0, before - self.rig.judge.ask("free_bytes"))
                 fresh = refuse_remembered(clock, gold, times)
-                found.append(Used(ring.timed, times, peak[0], growth, clocks, fresh))
+                found.append(Used(ring.timed, times, held + peak[0], growth, clocks, fresh))
             for used, ring in zip(found, rings, strict=True):
                 used.kernels = _kernels(ring, answer)
         return found
+
+    def _held(self, gold: GpuSubmission, answer: GpuSubmission) -> int:
+        """GPU memory that the answer takes when it is imported, beyond what a runner takes."""
+        free: list[int] = [self.rig.judge.ask("free_bytes")]
+        for one in (gold, answer):
+            one.start(())
+            free.append(self.rig.judge.ask("free_bytes"))
+        return max(0, free[1] - free[2] - (free[0] - free[1]) - HELD_SLACK)
 
     @contextmanager
     def _watched(self) -> Iterator[list[int]]:
