@@ -1,0 +1,42 @@
+"""Which of several causes leads: a pattern that fits, state between calls, equal messages."""
+
+import corpus
+import pytest
+
+from trapline.arena.certify.diagnosis import DiagnosisCertifier
+from trapline.arena.challenge import load
+from trapline.arena.judge.diagnosis import Diagnoser
+
+
+def causes(name, files):
+    challenge = load(name)
+    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
+        host = certifier.host(corpus.SEED)
+        failures = list(certifier.failures(host, files, ()))
+        found = Diagnoser(challenge, host, failures).diagnose().findings
+    return [finding.cause for finding in found]
+
+
+def test_pattern_that_fits_all_leads_before_a_side_effect_that_is_confirmed():
+    """Another order of ties also turns round one tie that has a trap of its own."""
+    (answer,) = [
+        answer
+        for answer in corpus.buggy("dflash", "bugs3.toml")
+        if answer.name == "deeper-first-on-ties"
+    ]
+    assert causes("dflash", answer.files) == ["tie-deeper-first"]
+
+
+@pytest.mark.parametrize(
+    ("challenge", "form"),
+    [
+        # Its pattern never fits, because what state does to other checks is a matter of chance.
+        ("flash_attention_forward", "mask-kept-between-calls#2"),
+        # Another bug fails the same checks; only the numbers in the messages differ.
+        ("beam_search", "ended-prompts-still-asked"),
+    ],
+)
+def test_mutant_leads_with_its_own_name(challenge, form):
+    (trap,) = [trap for trap in load(challenge).traps if form in trap.forms]
+    files = trap.plant(load(challenge).solution_files(), form)
+    assert causes(challenge, files) == [trap.id]
