@@ -20,7 +20,11 @@ def context(reading: Reading, challenge_id: str) -> dict[str, Any]:
         (cell for cell in reading.run.cells if cell.challenge == challenge_id),
         key=lambda cell: (-(cell.score if cell.score is not None else -1.0), place[cell.entrant]),
     )
-    measured = [name for name in DIMENSIONS if any(name in cell.dimensions for cell in cells)]
+    measured = [
+        name
+        for name in DIMENSIONS
+        if any(d.score is not None for cell in cells if (d := cell.dimensions.get(name)))
+    ]
     return {
         "title": challenge.title,
         "challenge": challenge,
