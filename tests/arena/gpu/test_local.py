@@ -47,8 +47,8 @@ def test_a_broken_context_is_reported_as_the_runner_of_a_submission_reports_it(
         answer.double(1)
 
 
-def test_a_mutant_host_with_a_broken_context_says_so(rig, monkeypatch):
-    server = mutants._Server()
+def test_a_mutant_host_with_a_broken_context_says_so(rig, monkeypatch, tmp_path):
+    server = mutants._Server(str(tmp_path))
     assert not server.is_broken()
     server.rig = rig
     assert not server.is_broken()

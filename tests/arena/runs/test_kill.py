@@ -1,5 +1,6 @@
 """Nothing lost: graders are killed, disks fill up, records rot, and the table stays the same."""
 
+import os
 import random
 import shutil
 import signal
@@ -30,13 +31,19 @@ def field(tmp_path_factory, sorting):
     return root
 
 
-def start(field, run):
+def start(field, run, **environment):
     command = [sys.executable, str(GRADER), str(field), str(run)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def finish(field, run):
-    grader = start(field, run)
+def finish(field, run, **environment):
+    grader = start(field, run, **environment)
     _, errors = grader.communicate(timeout=300)
     assert grader.returncode == 0, errors
     return table(run)
@@ -71,11 +78,11 @@ def kept(run):
         return []
 
 
-def survive(field, run, rounds, chance):
+def survive(field, run, rounds, chance, **environment):
     """Kills the grader at random moments; starts over when a run was completed."""
     before = []
     for _ in range(rounds):
-        grader = start(field, run)
+        grader = start(field, run, **environment)
         time.sleep(chance.uniform(0.3, 4.0))
         grader.send_signal(signal.SIGKILL)
         grader.communicate()
@@ -91,8 +98,16 @@ def test_killed_graders_lose_nothing(field, undisturbed, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.sqlite").touch()  # as by one that was killed before its first word
     assert kept(tmp_path / "run") == []
-    survive(field, tmp_path / "run", 8, random.Random(1))
-    assert finish(field, tmp_path / "run") == undisturbed
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    survive(field, tmp_path / "run", 8, random.Random(1), TMPDIR=str(temporary))
+    assert finish(field, tmp_path / "run", TMPDIR=str(temporary)) == undisturbed
+    assert leftovers(temporary) == []
+
+
+def leftovers(temporary):
+    """Whatever a run leaves in the temporary folder but the lock of timings."""
+    return [path.name for path in temporary.iterdir() if path.suffix != ".timing"]
 
 
 @pytest.mark.full

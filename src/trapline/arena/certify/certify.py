@@ -1,7 +1,6 @@
 """Certification: right answers to a challenge pass, mutants and controls fail."""
 
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from trapline.arena.judge.own_tests import why_failing, why_no_tests
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
+from trapline.arena.process.sandbox import scratch_folder
 from trapline.arena.record import Level, Record
 from trapline.arena.runs.executor import run_all
 
@@ -262,7 +262,7 @@ class Certifier:
     def _submission(
         self, files: dict[str, str], call_seconds: float | None = None
     ) -> Iterator[Submission]:
-        with tempfile.TemporaryDirectory(prefix="trapline-") as folder:
+        with scratch_folder() as folder:
             for name, source in files.items():
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)

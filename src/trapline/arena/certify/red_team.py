@@ -27,7 +27,6 @@ import hashlib
 import re
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +42,7 @@ from trapline.arena.gpu.runner import find_nvcc
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.isolation import cgroups
+from trapline.arena.process.sandbox import scratch_folder
 from trapline.arena.record import Cell, Dimension, Level, Record, State, Track
 from trapline.arena.runs.executor import run_all
 
@@ -255,7 +255,7 @@ def run_red_team(
 
 def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Attempt:
     """Grades one attack like any other submission, and looks at what it gained."""
-    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+    with scratch_folder() as name:
         for path, content in cheat.files.items():
             Path(name, path).write_text(content)
         cell = _grade(Path(name), challenge, level, seed, cheat.name)

@@ -2,7 +2,6 @@
 
 import math
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from trapline.arena.judge.reproduction import recorded
 from trapline.arena.judge.request import GradeRequest, entry_files
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
+from trapline.arena.process.sandbox import scratch_folder
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.transcript import Transcript
 from trapline.arena.profile import ADAPTER, FIGURES
@@ -97,7 +97,7 @@ def _examine(
     if challenge.track == "gpu" and (reason := why_not_gradable(intake.files)):
         verdict.fail(reason, "not_run")
         return
-    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+    with scratch_folder() as name:
         folder = Path(name)
         intake.write(folder)
         verdict.raw["contamination"] = contamination.evidence(challenge, intake.texts()[0])

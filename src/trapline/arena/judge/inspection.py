@@ -1,12 +1,11 @@
 """Asks the inspector about a submission, and computes the `code` dimension from the answer."""
 
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trapline.arena.errors import SubmissionDied
-from trapline.arena.process.sandbox import SandboxLimits
+from trapline.arena.process.sandbox import SandboxLimits, scratch_folder
 from trapline.arena.process.session import SandboxConfig, Session
 from trapline.arena.record import Dimension, Level, Record
 
@@ -58,7 +57,7 @@ def inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
 @cache
 def why_no_inspection(level: Level) -> str:
     """Why code cannot be inspected at this level on this machine; empty where it can."""
-    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+    with scratch_folder() as name:
         write_control(Path(name))
         reason = _inspect(Path(name), level, seed=0, mutants=0).unreadable
     where = f"at isolation {level!r} on this machine"

@@ -11,12 +11,11 @@ import resource
 import struct
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import IO, Any
 
 from trapline.arena.challenge import Challenge
@@ -29,6 +28,7 @@ from trapline.arena.judge.comparison import Opaque
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import RemoteObject, Stub, Submission
+from trapline.arena.process.sandbox import scratch_folder
 from trapline.arena.process.transcript import Exchange, Transcript
 
 GOLD = "gold"
@@ -59,6 +59,8 @@ class MutantHost:
     def __init__(self, challenge: Challenge, seed: int, full: bool = False) -> None:
         self.challenge, self.seed, self.full = challenge, seed, full
         self._process: subprocess.Popen[bytes] | None = None
+        #: The files of the subjects. The host removes them: the process may be killed.
+        self._folder: TemporaryDirectory[str] | None = None
         self._seen: dict[tuple[str, str], Run] = {}
         self._plantable: dict[str, bool] = {}
 
@@ -109,8 +111,10 @@ class MutantHost:
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
+            self._folder = scratch_folder()
+            command = f"import sys; from {__name__} import serve; serve(sys.argv[1])"
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+                [sys.executable, "-c", command, self._folder.name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -123,6 +127,9 @@ class MutantHost:
             self._process.kill()
             self._process.communicate()
             self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def __enter__(self) -> "MutantHost":
         return self
@@ -180,11 +187,11 @@ def _sendable(exchange: Exchange) -> Exchange:
 class _Server:
     """Keeps the subjects that it has loaded: the same few are asked about many checks."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self.loaded: dict[str, Submission] = {}
         #: Buffers of GPU subjects: some checks need gigabytes, which all subjects can share.
         self.rig: Rig | None = None
-        self.folders = ExitStack()
 
     @staticmethod
     @cache
@@ -194,13 +201,12 @@ class _Server:
     def serve(self) -> None:
         requests, answers = sys.stdin.buffer, sys.stdout.buffer
         sys.stdout = sys.stderr
-        with self.folders:
-            while (request := _read(requests)) is not None:
-                try:
-                    answer: Any = self.run(*request)
-                except ArenaError as error:
-                    answer = str(error)
-                _write(answers, answer)
+        while (request := _read(requests)) is not None:
+            try:
+                answer: Any = self.run(*request)
+            except ArenaError as error:
+                answer = str(error)
+            _write(answers, answer)
 
     def run(
         self,
@@ -237,7 +243,7 @@ class _Server:
         return False
 
     def load(self, challenge: Challenge, subject: str | dict[str, str], full: bool) -> Submission:
-        folder = Path(self.folders.enter_context(TemporaryDirectory(prefix="trapline-")))
+        folder = Path(mkdtemp(dir=self.folder))
         for path, source in _files(challenge, subject).items():
             (folder / path).write_text(source)
         config = challenge.sandbox_config("process", challenge.plan.limits.mutant_seconds)
@@ -270,5 +276,5 @@ def _limit_memory(challenge: Challenge) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-def serve() -> None:
-    _Server().serve()
+def serve(folder: str) -> None:
+    _Server(folder).serve()

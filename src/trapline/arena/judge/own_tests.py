@@ -1,7 +1,6 @@
 """The `tests` dimension: a submission's own tests on its code, on rewrites and on mutants."""
 
 import secrets
-import tempfile
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import SubmissionDied
 from trapline.arena.judge.inspection import Inspection, write_control
-from trapline.arena.process.sandbox import SandboxLimits
+from trapline.arena.process.sandbox import SandboxLimits, scratch_folder
 from trapline.arena.process.session import SandboxConfig, Session, printable
 from trapline.arena.record import Dimension, Level
 
@@ -93,7 +92,7 @@ def why_failing(folder: Path, challenge: Challenge, level: Level) -> str:
 @cache
 def why_no_tests(level: Level) -> str:
     """Why no suite can run at this level on this machine; empty where one can."""
-    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+    with scratch_folder() as name:
         write_control(Path(name))
         with closing(OwnTests(Path(name), level)) as tests:
             reason = _why_failing(tests)

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -17,10 +16,18 @@ from trapline.arena.process.isolation.cgroups import Group
 from trapline.arena.process.isolation.plan import Command
 from trapline.arena.process.isolation.running import RunningSandbox
 from trapline.arena.process.isolation.spec import Launch, SandboxLimits
-from trapline.arena.process.isolation.stage import SandboxStage
+from trapline.arena.process.isolation.stage import SandboxStage, scratch_folder
 from trapline.arena.record import LEVELS, Level
 
-__all__ = ["Launch", "RunningSandbox", "SandboxLimits", "launch", "probe", "why_not"]
+__all__ = [
+    "Launch",
+    "RunningSandbox",
+    "SandboxLimits",
+    "launch",
+    "probe",
+    "scratch_folder",
+    "why_not",
+]
 
 Way = Callable[[Launch, SandboxStage], Command]
 #: Ways to reach a level, best first; the first that works on this machine is taken.
@@ -68,7 +75,7 @@ def _way(level: Level) -> tuple[Way | None, tuple[str, ...]]:
 
 def _try(level: Level, way: Way) -> str:
     """What is wrong with this way to start, found by starting the self-test."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         hidden = [__file__, str(Path(__file__).parents[1] / "__init__.py"), "/etc/passwd"]
         Path(folder, "hidden.json").write_text(json.dumps(hidden))
         ours, theirs = socket.socketpair()

@@ -80,8 +80,13 @@ class SandboxStage:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
+def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A temporary folder; `remove_leftovers` removes it if this process is killed."""
+    return tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-")
+
+
 def remove_leftovers() -> None:
-    """Stages of controllers that were killed before they could clean up."""
+    """Stages and scratch folders of controllers that were killed before they could clean up."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
