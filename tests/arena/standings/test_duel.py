@@ -205,3 +205,20 @@ def test_throughput_is_operations_over_time(cell):
     edge = next(edge for edge in bout.edges if edge.criterion == "throughput")
     assert (edge.text("a"), edge.text("b")) == ("0.5 TFLOP/s", "0.25 TFLOP/s")
     assert edge.winners == []
+
+
+def test_gpu_answers_are_compared_by_throughput_and_beside_torch(cell):
+    def timed(name, *seconds):
+        rows = [{"seconds": s, "baseline": 1e-3, "operations": 5e11} for s in seconds]
+        speed = Dimension(score=50.0, reason="", evidence={"shapes": rows})
+        return cell(name, "one", 90, track="gpu").model_copy(
+            update={"dimensions": {"speed": speed}}
+        )
+
+    bout = duel([timed("a", 1e-3, 4e-3), timed("b", 5e-4, 2e-3)], ["a", "b"]).bouts[0]
+    edges = {edge.criterion: edge for edge in bout.edges}
+    assert edges["GPU throughput"].text("b") == "1,000 TFLOP/s"
+    assert edges["GPU throughput"].winners == ["b"]
+    assert edges["GPU time per call"].text("a") == "2 × torch's best"
+    assert edges["GPU time per call"].winners == ["b"]
+    assert not edges["time per call"].is_comparison

@@ -123,6 +123,26 @@ def _teraflops(evidence: Mapping[str, Any]) -> object:
     return operations / milliseconds / 1e9 if milliseconds and operations else None
 
 
+def _gpu_teraflops(evidence: Mapping[str, Any]) -> object:
+    """The most operations a second on any timed shape of a GPU answer."""
+    rates = [
+        row["operations"] / row["seconds"] / 1e12
+        for row in evidence.get("shapes", [])
+        if row.get("operations") and row.get("seconds")
+    ]
+    return max(rates, default=None)
+
+
+def _gpu_time(evidence: Mapping[str, Any]) -> object:
+    """Time over that of torch's best, the geometric mean over the timed shapes."""
+    ratios = [
+        row["seconds"] / row["baseline"]
+        for row in evidence.get("shapes", [])
+        if row.get("seconds") and row.get("baseline")
+    ]
+    return math.exp(mean([math.log(ratio) for ratio in ratios])) if ratios else None
+
+
 def _named(name: str) -> Value:
     """The mean over attempts of a figure that the challenge names."""
 
@@ -159,6 +179,8 @@ CRITERIA = (
     Criterion("time per call", _measure("speed", _relative_time), "× reference", "lower", False),
     # The machine's load is in it: the edge is that of the time beside the reference.
     Criterion("throughput", _measure("speed", _teraflops), "TFLOP/s", "neither", False),
+    Criterion("GPU time per call", _measure("speed", _gpu_time), "× torch's best", "lower", False),
+    Criterion("GPU throughput", _measure("speed", _gpu_teraflops), "TFLOP/s", "higher", False),
     Criterion("perplexity", _named("perplexity"), "", "lower", False),
     Criterion("cache bytes per token", _named("cache bytes per token"), "bytes", "lower", False),
     Criterion("calls of the model", _named("calls of the model"), "calls", "lower", False),
