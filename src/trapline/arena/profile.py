@@ -17,7 +17,7 @@ from trapline.arena.scope import WHOLE, Scope
 FOLDER = "profiles"
 PLAN = "profile.toml"
 #: Maps the contract's calls to an answer's own functions; beside the answer.
-ADAPTER = "adapter.py"
+ADAPTER, CUDA_ADAPTER = "adapter.py", "adapter.cu"
 #: A faultless answer to the profile's prompt, with its adapter; a rule of its own has `solution`.
 CONTROL = "control"
 #: The profile of prompts with a planted flaw.
@@ -118,7 +118,8 @@ class Profile:
     @property
     def template(self) -> Path:
         """The adapter for answers whose functions have the names of the prompt."""
-        return self.folder / ADAPTER
+        cuda = self.folder / CUDA_ADAPTER
+        return cuda if cuda.is_file() else self.folder / ADAPTER
 
 
 def profile_names(challenge: Path) -> list[str]:

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from trapline.arena.challenge import refuse_unknown_profile
+from trapline.arena.errors import UsageError
+from trapline.arena.record import Track
 from trapline.arena.runs.adopt import Adopted, AdoptOptions
 from trapline.arena.runs.adopt import adopt as adopt_tree
 
@@ -18,8 +20,19 @@ def adopt(
     out: Annotated[Path, typer.Option(help="The field's folder; must be new or empty.")],
     adapters: Annotated[
         Path | None,
-        typer.Option(help="Adapters: <entrant>/<challenge>.py, or <challenge>.py for all."),
+        typer.Option(
+            help="Adapters: <entrant>/<challenge>.py, or <challenge>.py for all; .cu on the GPU "
+            "track."
+        ),
     ] = None,
+    track: Annotated[Track, typer.Option(help="gpu: answers in CUDA C++.")] = "cpu",
+    repair: Annotated[
+        bool,
+        typer.Option(
+            help="Mend CUDA files that cannot compile (prose, headers), name what was done, and "
+            "call the entrant <entrant>-repaired."
+        ),
+    ] = False,
     profile: Annotated[
         str, typer.Option(help="The prompt that the answers were written to.")
     ] = "published",
@@ -27,10 +40,13 @@ def adopt(
 ) -> None:
     """Read a tree of answers to another prompt, write it as a field, and say what was found.
 
-    Nothing of an answer is executed or changed. Grade the field with `trapline grade`.
+    Nothing of an answer is executed, and nothing is changed unless --repair asks for it. Grade the
+    field with `trapline grade`.
     """
     refuse_unknown_profile(profile)
-    found = adopt_tree(tree, out, AdoptOptions(profile, adapters))
+    if repair and track == "cpu":
+        raise UsageError("--repair mends CUDA files: add --track gpu")
+    found = adopt_tree(tree, out, AdoptOptions(profile, adapters, track, repair))
     if as_json:
         print(json.dumps({"field": str(out), "answers": [one.model_dump() for one in found]}))
         return

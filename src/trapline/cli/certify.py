@@ -125,8 +125,9 @@ def _chosen(
     if profile is None:
         return [load(name, track) for name in names] or list(load_all(track).values())
     refuse_unknown_profile(profile)
-    having = names or [c.id for c in load_all().values() if profile in profile_names(c.folder)]
-    return [judge for name in having if not (judge := load(name, profile=profile)).not_run]
+    shipped = load_all(track).values()
+    having = names or [one.id for one in shipped if profile in profile_names(one.folder)]
+    return [judge for name in having if not (judge := load(name, track, profile)).not_run]
 
 
 def _certify_by_attack(

@@ -99,7 +99,7 @@ def grade(
 
     The same command resumes an interrupted run; cells that are up to date are kept.
     """
-    if track == "gpu" and (executor == "ray" or profile):
+    if track == "gpu" and executor == "ray":
         raise UsageError("--track gpu grades here and by the own contracts: leave out the option")
     if address is not None and executor != "ray":
         raise UsageError("--address needs a Ray cluster: add --executor ray")

@@ -252,6 +252,7 @@ class GpuSubmission(Submission):
         self._session = Session(self.folder, self.config, "gpu_runner")
         self._mapped = set()
         header = {"op": "import", "entries": list(entries), "device": self.rig.device}
+        header["module"] = self.config.entry
         try:
             reply, body = self._session.ask(header, [self._library], IMPORT_SECONDS)
         except Violation as violation:

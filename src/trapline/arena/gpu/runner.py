@@ -98,9 +98,9 @@ class PythonAnswer:
 class CudaAnswer:
     """`solution.cu`: entry points are `extern "C"` functions of a library that nvcc made."""
 
-    def __init__(self, folder: str, memory: Any, library: bytes, include: str) -> None:
+    def __init__(self, source: str, memory: Any, library: bytes, include: str) -> None:
         self.memory, self.stream = memory, memory.stream()
-        self.library, self.log = (library, "") if library else compiled(folder, memory, include)
+        self.library, self.log = (library, "") if library else compiled(source, memory, include)
         path = os.path.abspath("solution.so")
         with open(path, "wb") as file:
             file.write(self.library)
@@ -142,8 +142,9 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc", path="/usr/local/cuda/bin:" + os.environ.get("PATH", ""))
 
 
-def compiled(folder: str, memory: Any, include: str) -> tuple[bytes, str]:
-    """The library made from `solution.cu`, for this GPU, and what the compiler said."""
+def compiled(source: str, memory: Any, include: str) -> tuple[bytes, str]:
+    """The library made from this file, for this GPU, and what the compiler said."""
+    folder = os.path.dirname(source)
     found = find_nvcc()
     if found is None:
         raise CompileError("nvcc is not installed on this machine")
@@ -153,7 +154,7 @@ def compiled(folder: str, memory: Any, include: str) -> tuple[bytes, str]:
     command += ["-Xptxas", "-v", "-I", include, "-I", folder, "-o", "compiled.so"]
     if memory.device == "cuda":  # where nothing stands in for the driver
         command.append("-lcuda")
-    command.append(os.path.join(folder, SUBMISSION + ".cu"))
+    command.append(source)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False
@@ -219,10 +220,11 @@ class Runner:
             os.environ["TRITON_INTERPRET"] = "1"
         self.memory = self.modules["memory"].memory(header["device"])
         beside = os.path.dirname(os.path.abspath(__file__))
-        if os.path.exists(os.path.join(self.folder, SUBMISSION + ".py")):
+        if os.path.exists(os.path.join(self.folder, header["module"] + ".py")):
             self.answer = PythonAnswer(self.folder, self.memory, self.modules["tensors"])
         else:
-            self.answer = CudaAnswer(self.folder, self.memory, bytes(body), beside)
+            source = os.path.join(self.folder, header["module"] + ".cu")
+            self.answer = CudaAnswer(source, self.memory, bytes(body), beside)
         library = getattr(self.answer, "library", b"")
         missing, log = self.answer.missing(header["entries"]), getattr(self.answer, "log", "")
         told = {"op": "imported", "missing": missing, "bytes": len(library), "log": log}

@@ -32,7 +32,7 @@ from trapline.arena.process.proxy import Submission
 from trapline.arena.process.sandbox import scratch_folder
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.transcript import Transcript
-from trapline.arena.profile import ADAPTER, FIGURES
+from trapline.arena.profile import ADAPTER, CUDA_ADAPTER, FIGURES
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, FlawOutcome, State
 
 #: How the runner calls what nvcc refuses.
@@ -163,9 +163,10 @@ def _ask(
 def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> SandboxConfig:
     """The sandbox of an answer; to a profile's prompt it speaks through its adapter."""
     config = challenge.sandbox_config(request.level)
-    if challenge.profile is None or challenge.flaw or ADAPTER not in intake.files:
+    adapter = CUDA_ADAPTER if challenge.track == "gpu" else ADAPTER
+    if challenge.profile is None or challenge.flaw or adapter not in intake.files:
         return config
-    return replace(config, entry=Path(ADAPTER).stem)
+    return replace(config, entry=Path(adapter).stem)
 
 
 def _import(challenge: Challenge, submission: Submission) -> str:
@@ -186,7 +187,7 @@ def _refuse(challenge: Challenge, verdict: Verdict, reason: str) -> None:
     _add_outside(challenge, verdict)
     names = ("correctness", "traps", "robustness", *_measures(challenge), "tests", "code")
     if challenge.track == "gpu":
-        names = ("correctness", "traps", "precision", "speed", "memory")
+        names = tuple(challenge.plan.weights)
     for name in names:
         verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.judge.intake import Intake, take_in
-from trapline.arena.profile import ADAPTER, FLAWED, GOLDEN
+from trapline.arena.profile import ADAPTER, CUDA_ADAPTER, FLAWED, GOLDEN
 from trapline.arena.record import CellKey, Level, Origin, Track
 
 
@@ -61,5 +61,6 @@ class GradeRequest:
 def entry_files(profile: str, track: Track) -> tuple[str, ...]:
     """The files one of which an answer must have."""
     if track == "gpu":
-        return "solution.py", "solution.cu"
+        own = "solution.py", "solution.cu"
+        return (CUDA_ADAPTER, *own) if profile else own
     return (ADAPTER, "solution.py") if profile not in ("", FLAWED) else ("solution.py",)

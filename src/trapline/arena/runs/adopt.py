@@ -15,8 +15,9 @@ from trapline.arena import output_paths
 from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import SESSION, take_in
-from trapline.arena.profile import ADAPTER, EntrySigns, TaskSigns, profile_names
-from trapline.arena.record import Record
+from trapline.arena.profile import ADAPTER, CUDA_ADAPTER, EntrySigns, TaskSigns, profile_names
+from trapline.arena.record import Record, Track
+from trapline.arena.runs import cuda_code
 from trapline.arena.runs.answer_code import Definition, Reading, binding, read_code
 from trapline.arena.runs.field import RECORD, SETTINGS, printable_name
 
@@ -44,16 +45,20 @@ class Adopted(Record):
 @dataclass(frozen=True)
 class AdoptOptions:
     profile: str
-    #: Adapters of ours: `<entrant>/<challenge>.py`, or `<challenge>.py` for all entrants.
+    #: Adapters of ours: `<entrant>/<challenge>.py`, or `<challenge>.py` for all entrants; `.cu` on
+    #: the GPU track.
     adapters: Path | None = None
+    track: Track = "cpu"
+    #: Mends CUDA files that cannot compile; the entrant is then called `<entrant>-repaired`.
+    repair: bool = False
 
 
 def adopt(tree: Path, out: Path, options: AdoptOptions) -> list[Adopted]:
     """Writes the field and says of every task folder what became of it."""
     _refuse(tree, out, options)
     judges = [
-        load(challenge.id, profile=options.profile)
-        for challenge in load_all().values()
+        load(challenge.id, options.track, options.profile)
+        for challenge in load_all(options.track).values()
         if options.profile in profile_names(challenge.folder)
     ]
     folders = [
@@ -62,8 +67,8 @@ def adopt(tree: Path, out: Path, options: AdoptOptions) -> list[Adopted]:
     found = [_adopt_one(task, out, judges, options) for task in folders]
     if not any(one.adopted for one in found):
         raise UsageError(_nothing(tree, found))
-    profile = f'profile = "{options.profile}"\ngold = true\n'
-    (out / SETTINGS).write_text(profile)
+    track = 'track = "gpu"\n' if options.track == "gpu" else ""
+    (out / SETTINGS).write_text(f'profile = "{options.profile}"\n{track}gold = true\n')
     return found
 
 
@@ -117,7 +122,9 @@ def _adopt_one(
     judge, why = _recognised(task, judges)
     if judge is None:
         return said(why)
-    target = out / entrant / judge.id
+    mended = mend(task) if options.repair else {}
+    name = f"{entrant}-repaired" if mended else entrant
+    target = out / name / judge.id
     if target.exists():
         return said(f"not adopted: {entrant} has another answer to {judge.id}", judge.id)
     reading = read_code(task)
@@ -128,11 +135,15 @@ def _adopt_one(
     if judge.not_run:
         adapter, how = "", f"not run: {judge.not_run}"
     else:
-        adapter, how = _adapter(task, entrant, judge, reading, options)
+        find = _cuda_adapter if options.track == "gpu" else _adapter
+        adapter, how = find(task, entrant, judge, reading, options)
     if not adapter and not judge.not_run:
         return said(f"not adopted: {how}", judge.id, reading.notes)
-    _write(task, target, adapter)
-    return said(how, judge.id, reading.notes).model_copy(update={"adopted": True})
+    _write(task, target, {_adapter_name(options.track): adapter} if adapter else {})
+    for file, (text, _) in mended.items():
+        (target / file).write_text(text)
+    notes = [*reading.notes, *(f"repaired {file}: {done}" for file, (_, done) in mended.items())]
+    return said(how, judge.id, notes).model_copy(update={"adopted": True})
 
 
 def _refused_bytes(task: Path) -> str:
@@ -208,13 +219,52 @@ def _adapter(
     return text, f"by {names}"
 
 
+def _cuda_adapter(
+    task: Path, entrant: str, judge: Challenge, reading: Reading, options: AdoptOptions
+) -> tuple[str, str]:
+    """As `_adapter`, for a launcher in CUDA C++."""
+    del reading
+    given = _given(task, entrant, judge.id, options)
+    if given is not None:
+        return given.read_text(errors="replace"), f"through the adapter {given.name}"
+    assert judge.profile is not None
+    path = f"DIR/{entrant}/{judge.id}.cu"
+    (signs,) = _signs(judge).entries.values()
+    name = signs.names[0]
+    found = cuda_code.find_launchers(task, name)
+    if len(found) != 1:
+        several = " and ".join(one.file for one in found)
+        what = f"{several} define {name}" if found else f"no CUDA file defines {name}"
+        return "", f"{what}; write --adapters {path}"
+    try:
+        text = cuda_code.adapter(judge.profile.template.read_text(), found[0])
+    except ValueError as unclear:
+        return "", f"{unclear}; write --adapters {path}"
+    return text, f"by {found[0].file}: {name}{'<k>' if found[0].is_template else ''}"
+
+
+def mend(task: Path) -> dict[str, tuple[str, str]]:
+    """CUDA files that needed a repair → their text after it, and what was done."""
+    found = {}
+    for path in cuda_code.code_files(task):
+        text, done = cuda_code.repaired(path.read_text(errors="replace"))
+        if done:
+            found[str(path.relative_to(task))] = text, ", ".join(done)
+    return found
+
+
+def _adapter_name(track: Track) -> str:
+    return CUDA_ADAPTER if track == "gpu" else ADAPTER
+
+
 def _given(task: Path, entrant: str, challenge: str, options: AdoptOptions) -> Path | None:
     """An adapter of ours, or the one beside the answer."""
-    places = [task / ADAPTER]
+    places = [task / _adapter_name(options.track)]
     if options.adapters is not None:
+        suffix = places[0].suffix
         ours = [
-            options.adapters / entrant / f"{challenge}.py",
-            options.adapters / f"{challenge}.py",
+            options.adapters / entrant / f"{challenge}{suffix}",
+            options.adapters / f"{challenge}{suffix}",
         ]
         places = [*ours, *places]
     return next((path for path in places if path.is_file() and not path.is_symlink()), None)
@@ -255,14 +305,14 @@ def _unclear(entry: str, candidates: Sequence[Definition], reading: Reading, pat
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _write(task: Path, target: Path, adapter: str) -> None:
+def _write(task: Path, target: Path, adapter: dict[str, str]) -> None:
     """Copies the answer's bytes, and lays its adapter and the log of its session beside them."""
     for name, content in take_in(task).files.items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    if adapter:
-        (target / ADAPTER).write_text(adapter)
+    for name, text in adapter.items():
+        (target / name).write_text(text)
     logs = sorted(path for path in task.iterdir() if _SESSION.fullmatch(path.name))
     if logs and not logs[0].is_symlink():
         kept = (target / RECORD).with_name(SESSION)

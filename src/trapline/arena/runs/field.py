@@ -110,7 +110,8 @@ def find_entries(
 def _gold_entries(entries: list[GradeRequest], profile: str, track: Track) -> list[GradeRequest]:
     """The gold solutions, or a profile's faultless controls, of every challenge answered."""
     answered = list(dict.fromkeys(entry.challenge for entry in entries))
-    judges = [load(name, track, profile) for name in answered if not _no_profile(name, profile)]
+    having = [name for name in answered if not _no_profile(name, profile, track)]
+    judges = [load(name, track, profile) for name in having]
     return [
         GradeRequest(GOLD, judge.id, 1, judge.control, profile=profile, track=track)
         for judge in judges
@@ -151,10 +152,10 @@ def read_settings(field: Path) -> FieldSettings:
     return settings
 
 
-def _no_profile(challenge: str, profile: str) -> str:
+def _no_profile(challenge: str, profile: str, track: Track) -> str:
     """Why answers to this challenge cannot be judged by this profile; empty where they can."""
     try:
-        load(challenge, profile=profile)
+        load(challenge, track, profile)
     except UsageError as error:
         return str(error)
     return ""
@@ -179,7 +180,7 @@ def _entries_of(entrant: Path, challenge: str, profile: str, track: Track) -> li
         GradeRequest(name, challenge, number, path, **_made_by(path), profile=profile, track=track)
         for number, path in sorted(attempts.items())
     ]
-    if reason := _no_profile(challenge, profile):
+    if reason := _no_profile(challenge, profile, track):
         # Such a cell is not graded, and says why; the rest of the field is.
         entries = [replace(entry, profile="", trouble=reason) for entry in entries]
     if name == entrant.name:

@@ -1,0 +1,1 @@
+"""Other prompts of this challenge on the GPU."""

@@ -1,0 +1,1 @@
+"""The published prompt for a fused CUDA kernel."""
