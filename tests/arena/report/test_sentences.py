@@ -3,10 +3,12 @@
 import re
 from html import unescape
 
+import numpy as np
 import pytest
 
 from trapline.arena.judge.draws import draw_seed
 from trapline.arena.record import TrapSetName
+from trapline.arena.report.catalog import describe
 from trapline.arena.report.findings import opening
 from trapline.arena.report.markdown import documents
 from trapline.arena.report.runview import RunView
@@ -182,3 +184,14 @@ def test_named_measures_stand_on_their_cell_and_challenge(make_run, told):
     challenge = made.render("challenges/rows.html")
     assert '<th scope="col" class="num">analysis</th>' not in challenge
     assert '<td class="num" data-value="3.21">3.21 tokens a pass</td>' in challenge
+
+
+def test_private_traps_are_listed_without_a_description(cell_maker):
+    private = TrapSetName(name="acme", version="1", digest="ab" * 32, traps=["only-64"])
+    rng = np.random.default_rng(1)
+    one = cell_maker("heron", "kv_cache", 0.9, rng, trap_set=private)
+    infos = describe([one])
+    public = describe([one.model_copy(update={"trap_set": None})])
+    assert [trap.id for trap in infos["kv_cache"].traps][-1] == "only-64"
+    assert len(infos["kv_cache"].traps) == len(public["kv_cache"].traps) + 1
+    assert 'id="trap-only-64"' in Site(RunView(cells=[one])).render("challenges/kv_cache.html")

@@ -59,12 +59,19 @@ def describe(
             # A run holds cells of one track.
             track = its_cells[0].track if its_cells else planned_tracks[challenge_id]
             judge = load(challenge_id, track, profile)
-            found.append(_from_folder(judge, told_only=bool(printed_only)))
+            known = _from_folder(judge, told_only=bool(printed_only))
+            found.append(replace(known, traps=[*known.traps, *_private(its_cells)]))
         else:
             found.append(_from_cells(challenge_id, its_cells))
     order = {challenge_id: place for place, challenge_id in enumerate(shipped)}
     found.sort(key=lambda info: (_hardness(info), order.get(info.id, len(order)), info.id))
     return {info.id: info for info in found}
+
+
+def _private(cells: Sequence[Cell]) -> list[TrapInfo]:
+    """The private traps that graded these cells; a report names them and does not describe them."""
+    ids = (trap for cell in cells if cell.trap_set for trap in cell.trap_set.traps)
+    return [TrapInfo(trap) for trap in dict.fromkeys(ids)]
 
 
 def _hardness(info: ChallengeInfo) -> int:

@@ -90,7 +90,11 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
         bugs = [finding for cell in cells for finding in reading.findings(cell)]
         level = field.isolation[0] if field.isolation else "–"
         found += [
-            ("Cells graded", str(field.progress["graded"]), f"{passed} fulfil the whole contract"),
+            (
+                "Cells graded",
+                str(field.progress["graded"]),
+                f"{passed} {'fulfils' if passed == 1 else 'fulfil'} the whole contract",
+            ),
             ("Findings", str(len(bugs)), findings.counted(bugs)),
             ("Isolation", level, "the weakest of several" if len(field.isolation) > 1 else ""),
         ]
