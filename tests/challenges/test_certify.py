@@ -15,7 +15,7 @@ SEED = 20261117
 
 
 #: The quick suite starts one sandbox for every so many named mutants.
-STEP = 12
+STEP = 30
 
 
 def quick(checks, challenge):

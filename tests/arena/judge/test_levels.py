@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import trapline
+from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.judge import inspection, own_tests
 from trapline.arena.judge.grade import grade
@@ -18,21 +20,35 @@ from trapline.arena.process import sandbox
 from trapline.arena.record import LEVELS
 from trapline.arena.runs import executor
 from trapline.arena.runs.executor import choose_level
+from trapline.arena.runs.field import EXAMPLE_FIELD, find_entries
 from trapline.arena.runs.run import check_machine
 
 SCRIPT = Path(__file__).with_name("grade_levels.py")
+PACKAGE = Path(trapline.__file__).parents[1]
 
 
-def grade_levels(folder, *, prefix=(), **environment):
+def needs_every_level():
     missing = {level: why for level in LEVELS if (why := sandbox.why_not(level))}
     if missing:
         pytest.skip(f"not every isolation level is available here: {missing}")
-    package = str(Path(trapline.__file__).parents[1])
-    command = [*prefix, sys.executable, str(SCRIPT), str(folder), *LEVELS]
-    environment = {**os.environ, "PYTHONPATH": package, **environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+
+
+def start_grading(folder, *, prefix=(), package=PACKAGE, **environment):
+    needs_every_level()
+    command = [*prefix, sys.executable, "-B", str(SCRIPT), str(folder), *LEVELS]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(package), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def verdicts(process):
+    out, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    return json.loads(out)
 
 
 def assert_same_everywhere(found):
@@ -47,21 +63,96 @@ def assert_same_everywhere(found):
         assert found[level] == first, level
 
 
-def test_every_level_gives_the_same_verdict(tmp_path):
-    assert_same_everywhere(grade_levels(tmp_path))
+def read_only_copy(folder):
+    """The package in a path with spaces, which its owner may not write either."""
+    package = folder / "a clone" / "src"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", ".git"))
+    for place, _, names in os.walk(package):
+        for name in names:
+            Path(place, name).chmod(0o444)
+        Path(place).chmod(0o555)
+    return package
 
 
-def test_verdict_is_the_same_without_root_in_odd_paths_with_a_strict_umask(tmp_path):
-    """A user without privileges, HOME and TMPDIR with spaces, umask 077, an ASCII locale."""
+#: Before the user changes: a /dev/shm that neither shows nor takes anything.
+HIDE_SHARED_MEMORY = "mount -t tmpfs -o ro,mode=000 none /dev/shm"
+AS_ROOT_OF_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+AS_A_USER = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+
+
+def test_verdict_is_the_same_at_every_level_for_every_user_at_once(tmp_path):
+    """Two runs at once: a plain one, and one of a user without privileges, HOME, TMPDIR and the
+    package in paths with spaces, the package read-only, umask 077, an ASCII locale and no
+    /dev/shm."""
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare (util-linux) is not installed")
     place = tmp_path / "a folder with spaces"
     place.mkdir()
-    prefix = ["/bin/sh", "-c", 'umask 077 && exec "$@"', "sh"]
-    if os.geteuid() == 0:
-        if shutil.which("unshare") is None:
-            pytest.skip("unshare (util-linux) is not installed")
-        prefix += ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    script = f'{HIDE_SHARED_MEMORY} && ! touch /dev/shm/x 2>/dev/null && umask 077 && exec "$@"'
+    prefix = [*AS_ROOT_OF_A_NAMESPACE, "/bin/sh", "-c", script, "sh", *AS_A_USER]
     odd = {"HOME": str(place), "TMPDIR": str(place), "LC_ALL": "C", "PYTHONUTF8": "0"}
-    assert_same_everywhere(grade_levels(place, prefix=prefix, **odd))
+    package = read_only_copy(tmp_path)
+    both = (
+        start_grading(tmp_path / "plain"),
+        start_grading(place, prefix=prefix, package=package, **odd),
+    )
+    plain, other = map(verdicts, both)
+    assert_same_everywhere(plain)
+    assert other == plain
+
+
+def field_summary(cell):
+    """What must not depend on the level: everything but times and memory."""
+    return {
+        "state": cell.state,
+        "checks": {check.id: check.state for check in [*cell.cases, *cell.traps]},
+        "findings": [(finding.cause, finding.certainty) for finding in cell.findings],
+        "exact": {
+            name: cell.dimensions[name].score
+            for name in ("correctness", "traps", "robustness", "precision", "tests", "code")
+            if name in cell.dimensions
+        },
+    }
+
+
+def graded_at_every_level(entry):
+    needs_every_level()
+    found = {}
+    for level in LEVELS:
+        request = replace(entry, level=level, seed=7, intake=entry.read())
+        found[level] = grade(request, load(entry.challenge)).cell
+    return found
+
+
+def test_example_has_the_same_verdict_at_every_level():
+    """A quick cell with findings; the whole field is `full`."""
+    entries = find_entries(EXAMPLE_FIELD, [])
+    found = graded_at_every_level(
+        next(e for e in entries if (e.entrant, e.challenge) == ("broken", "kv_cache"))
+    )
+    summaries = {level: field_summary(cell) for level, cell in found.items()}
+    assert summaries[LEVELS[0]]["findings"]
+    assert all(summary == summaries[LEVELS[0]] for summary in summaries.values())
+
+
+#: Points between the scores of two grades of the same answer: speed and memory are measured.
+NOISE = 5.0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("challenge", sorted(load_all()))
+def test_example_field_has_the_same_verdicts_at_every_level(challenge):
+    for entry in (e for e in find_entries(EXAMPLE_FIELD, []) if e.challenge == challenge):
+        found = graded_at_every_level(entry)
+        scores = {level: cell.score for level, cell in found.items()}
+        print(
+            challenge, entry.entrant, {level: cell.state for level, cell in found.items()}, scores
+        )
+        summaries = [field_summary(cell) for cell in found.values()]
+        assert all(summary == summaries[0] for summary in summaries), entry.entrant
+        assert max(scores.values()) - min(scores.values()) <= NOISE, (entry.entrant, scores)
+        if entry.entrant == "gold":
+            assert min(scores.values()) >= 95
 
 
 def test_umask_does_not_change_the_way_into_the_sandbox():
