@@ -190,6 +190,12 @@ class Challenge:
         whole = self.module("traps")
         parts: Sequence[ModuleType] = getattr(whole, "PARTS", (whole,))
         own = [trap for part in parts for trap in collect(part, Trap)]
+        if self.private_traps:
+            self._refuse_taken_names(own)
+        return [*own, *self.private_traps]
+
+    def _refuse_taken_names(self, own: Sequence[Trap]) -> None:
+        """A `UsageError` where a private trap has the name of a check of the challenge."""
         taken = {trap.id for trap in own} | {case.id for case in self._all_cases}
         for trap in self.private_traps:
             if trap.id in taken:
@@ -197,7 +203,6 @@ class Challenge:
                     f"the trap set {self.trap_set} has a trap {trap.id!r}, and {self.id} has a "
                     "check of that name: rename the function"
                 )
-        return [*own, *self.private_traps]
 
     @cached_property
     def private_traps(self) -> list[Trap]:
