@@ -40,3 +40,20 @@ def test_mutant_leads_with_its_own_name(challenge, form):
     (trap,) = [trap for trap in load(challenge).traps if form in trap.forms]
     files = trap.plant(load(challenge).solution_files(), form)
     assert causes(challenge, files) == [trap.id]
+
+
+@pytest.mark.parametrize(
+    ("control_passes", "cause"), [(True, "merge-forgets-the-sum"), (False, "unnamed")]
+)
+def test_only_failure_is_likely_when_its_situation_without_the_trigger_passes(
+    control_passes, cause
+):
+    """Another bug's wrong answer to one trap: its own mutant answers otherwise and fails more."""
+    challenge = load("flash_attention_forward")
+    (other,) = [trap for trap in challenge.traps if trap.id == "output-not-rescaled"]
+    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
+        host = certifier.host(corpus.SEED)
+        failures = certifier.failures(host, other.plant(challenge.solution_files()), ())
+        only = [failure for failure in failures if failure.id == "merge-forgets-the-sum"]
+        found = Diagnoser(challenge, host, only, lambda trap: control_passes).diagnose().findings
+    assert [(finding.cause, finding.certainty) for finding in found] == [(cause, "likely")]

@@ -48,6 +48,15 @@ def test_rounding_of_float64_to_float32_is_a_class_of_its_own(factor, same):
     assert compare(said(mine), said(theirs), said(RIGHT)).is_same is same
 
 
+@pytest.mark.parametrize("lowered", [True, False])
+def test_half_precision_of_a_gpu_is_a_class_of_its_own(lowered):
+    mine, theirs = (
+        (RIGHT * (1 + 4e-4 * np.cos(3 * RIGHT + place))).astype(np.float32) for place in (0, 1)
+    )
+    right = said(RIGHT.astype(np.float32))
+    assert compare(said(mine), said(theirs), right, lowered=lowered).is_same is lowered
+
+
 def test_wrong_factor_is_not_taken_for_rounding():
     mine, theirs = RIGHT * (1 + 3e-8 * np.cos(RIGHT)), RIGHT * (1 + 3e-8)
     assert not compare(said(mine), said(theirs), said(RIGHT)).is_same

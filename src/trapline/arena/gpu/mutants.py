@@ -1,9 +1,10 @@
-"""Bugs that any GPU solution can have, as mutants: state between calls and changed inputs.
+"""Bugs that many GPU solutions can have, as mutants: state between calls, changed inputs, half
+precision.
 
-Each adds a second definition of the entry point, right after the last line of its first one.
+Most add a second definition of the entry point, right after the last line of its first one.
 """
 
-from trapline.arena.judge.traps import Mutant, insert_after
+from trapline.arena.judge.traps import Mutant, edits, insert_after
 
 _REMEMBERING = """
 
@@ -69,3 +70,15 @@ def fingerprint(last_line: str, entry: str, outputs: int, place: int = 0) -> Mut
 def modified_input(last_line: str, entry: str, place: int) -> Mutant:
     """The argument at `place` is changed after everything has been computed."""
     return insert_after(last_line, _MODIFYING.format(entry=entry, place=place))
+
+
+def halved_products(key: str, value: str) -> Mutant:
+    """Both products of attention take float16 operands; `key` and `value` name gold's tiles."""
+    half = "{}.to(tl.float16)".format
+    return edits(
+        (
+            f"tl.dot(queries, tl.trans({key})",
+            f"tl.dot({half('queries')}, {half(f'tl.trans({key})')}",
+        ),
+        (f"tl.dot(weights.to({value}.dtype), {value}", f"tl.dot({half('weights')}, {half(value)}"),
+    )

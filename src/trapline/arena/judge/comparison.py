@@ -18,6 +18,8 @@ _SAME_ERROR = 0.02
 #: Relative errors of float64 numbers that went through float32, and the factor by which two such
 #: errors may differ: where they were rounded on the way is another matter in every code.
 _THROUGH_SINGLE = (2.0**-28, 2.0**-18)
+#: The same for float32 numbers of a GPU that went through its narrower formats.
+_THROUGH_HALF = (2.0**-17, 2.0**-6)
 _SAME_NOISE = 16.0
 _PROPORTIONAL = 0.9
 Mask = np.ndarray
@@ -65,12 +67,17 @@ class Comparison:
         return bool(np.any(self.explained[:length] & ~others[:length]))
 
 
-def compare(got: Transcript, mutant: Transcript, right: Transcript) -> Comparison:
-    """Answers to the calls that all three were asked."""
+def compare(
+    got: Transcript, mutant: Transcript, right: Transcript, *, lowered: bool = False
+) -> Comparison:
+    """Answers to the calls that all three were asked.
+
+    With `lowered`, float32 numbers may have gone through a GPU's narrower formats.
+    """
     masks: list[Masks] = []
     exchanges = zip(got.exchanges, mutant.exchanges, right.exchanges, strict=False)
     for mine, theirs, gold in exchanges:
-        masks += _exchange(mine, theirs, gold)
+        masks += _exchange(mine, theirs, gold, lowered)
         if mine.entry != theirs.entry:
             break
     wrong, mutant_wrong, same = (
@@ -80,9 +87,9 @@ def compare(got: Transcript, mutant: Transcript, right: Transcript) -> Compariso
     return Comparison(wrong, mutant_wrong, same, len(got.exchanges) == len(mutant.exchanges))
 
 
-def _exchange(mine: Exchange, theirs: Exchange, gold: Exchange) -> Iterator[Masks]:
+def _exchange(mine: Exchange, theirs: Exchange, gold: Exchange, lowered: bool) -> Iterator[Masks]:
     if mine.returned and theirs.returned and gold.returned:
-        yield from _values(mine.answer, theirs.answer, gold.answer)
+        yield from _values(mine.answer, theirs.answer, gold.answer, lowered)
     elif mine.returned and theirs.returned:
         # Both accept what the contract refuses; what they then answer is arbitrary.
         yield _one(True, True, True)
@@ -100,16 +107,16 @@ def _one(wrong: bool, mutant_wrong: bool, same: bool) -> Masks:
     return np.array([wrong]), np.array([mutant_wrong]), np.array([same])
 
 
-def _values(mine: Any, theirs: Any, right: Any) -> Iterator[Masks]:
+def _values(mine: Any, theirs: Any, right: Any, lowered: bool) -> Iterator[Masks]:
     kinds = {_kind(value) for value in (mine, theirs, right)}
     if len(kinds) == 1 and isinstance(mine, list | tuple):
         for items in zip(mine, theirs, right, strict=True):
-            yield from _values(*items)
+            yield from _values(*items, lowered)
     elif len(kinds) == 1 and isinstance(mine, dict):
         for key, value in mine.items():
-            yield from _values(value, theirs[key], right[key])
+            yield from _values(value, theirs[key], right[key], lowered)
     elif len(kinds) == 1 and isinstance(mine, np.ndarray):
-        yield from _arrays(mine, theirs, right)
+        yield from _arrays(mine, theirs, right, lowered)
     else:
         agree = equal_values(mine, theirs)
         yield _one(not equal_values(mine, right), not equal_values(theirs, right), agree)
@@ -126,7 +133,7 @@ def _kind(value: Any) -> Any:
     return "value"
 
 
-def _arrays(mine: Mask, theirs: Mask, right: Mask) -> Iterator[Masks]:
+def _arrays(mine: Mask, theirs: Mask, right: Mask, lowered: bool) -> Iterator[Masks]:
     if mine.dtype.kind not in "fc":
         yield (mine != right).ravel(), (theirs != right).ravel(), (mine == theirs).ravel()
         return
@@ -145,17 +152,20 @@ def _arrays(mine: Mask, theirs: Mask, right: Mask) -> Iterator[Masks]:
             allowed = np.minimum(allowed, max(0.1 * largest, 32 * eps * scale))
         wrong, mutant_wrong = ~_close(a, exact, allowed), ~_close(b, exact, allowed)
         same = _close(a, b, allowed)
-        if is_rounding and real.itemsize == 8 and _same_noise(a, b, exact, scale):
+        single = is_rounding and real.itemsize == 8
+        half = lowered and real.itemsize == 4 and bool(np.all(_both_finite(a, exact)))
+        noise = _THROUGH_SINGLE if single else _THROUGH_HALF if half else None
+        if noise is not None and _same_noise(a, b, exact, scale, noise):
             same = np.ones_like(same)
         yield wrong, mutant_wrong, same
 
 
-def _same_noise(a: Mask, b: Mask, exact: Mask, scale: float) -> bool:
-    """Both are wrong as by rounding to float32, by about as much, and not by a common factor."""
+def _same_noise(a: Mask, b: Mask, exact: Mask, scale: float, bounds: tuple[float, float]) -> bool:
+    """Both are wrong as by rounding on the way, by about as much, and not by a common factor."""
     if any(_is_factor(value - exact, exact) for value in (a, b)):
         return False
     errors = sorted(float(np.max(np.abs(value - exact), initial=0.0)) for value in (a, b))
-    low, high = (bound * scale for bound in _THROUGH_SINGLE)
+    low, high = (bound * scale for bound in bounds)
     return low <= errors[0] and errors[1] <= min(high, _SAME_NOISE * errors[0])
 
 

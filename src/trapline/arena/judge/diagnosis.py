@@ -177,6 +177,8 @@ class Diagnoser:
     def _likely_cause(self) -> str | None:
         if self.causes and len(self.rest) <= ECHO * len(self.asked):
             return None
+        if (only := self._only_failure()) is not None:
+            return only
         # A crash says nothing about the trap's bug: its situation was never answered.
         ordered = [form for form in self._by_fit() if not self.failures[self.forms[form]].crashed]
         if not ordered or self._fit(ordered[0]) < LEAST_FIT:
@@ -189,6 +191,16 @@ class Diagnoser:
         if not (is_narrow and is_alone and self._precision(best) >= LEAST_PRECISION):
             return None
         return best if self.control_passes(self.traps[self.forms[best]]) else None
+
+    def _only_failure(self) -> str | None:
+        """The one check that fails is a trap, and its situation without the trigger passes."""
+        if len(self.failures) != 1:
+            return None
+        ((check, failure),) = self.failures.items()
+        trap = self.traps.get(check)
+        if trap is None or trap.control is None or failure.crashed or check not in self.rest:
+            return None
+        return next(iter(trap.forms)) if self.control_passes(trap) else None
 
     def _by_fit(self) -> list[str]:
         """Bugs whose traps failed and are not explained yet, by how well their pattern fits."""
@@ -283,7 +295,8 @@ class Diagnoser:
         return not np.all(found.same)
 
     def _compare(self, got: Transcript, mutant: Transcript, right: Transcript) -> Comparison:
-        return compare(*map(self._judged, (got, mutant, right)))
+        transcripts = map(self._judged, (got, mutant, right))
+        return compare(*transcripts, lowered=self.challenge.track == "gpu")
 
     def _judged(self, transcript: Transcript) -> Transcript:
         """Only the parts of the answers whose form the contract fixes, and that were asked for."""

@@ -215,6 +215,7 @@ def exact_in_half(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="1 + 2⁻¹² is 1 in TF32, float16 and bfloat16, and 7·10⁴ is infinite in float16.",
     mutant=edit(_DOT, "tl.dot(queries.to(tl.float16).to(tl.float32), tl.trans(key)"),
+    also=[mutants.halved_products("key", "value")],
     control=exact_in_half,
 )
 def precision_lowered(submission: Submission, rng: Rng) -> None:
