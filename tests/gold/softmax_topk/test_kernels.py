@@ -35,6 +35,7 @@ PROBLEMS = [
     ((1, 600), 1, "normal"),
 ]
 #: More rows than processors, of which there is one here: rows of more than 128 stay in the cache.
+#: The last are so many that four warps select.
 MANY = [
     ((2, 301), 5, "normal"),
     ((2, 129), 129, "coarse"),
@@ -43,6 +44,7 @@ MANY = [
     ((2, 500), 33, "not a number"),
     ((2, 300), 80, "not a number"),
     ((2, 400), 90, "masked"),
+    ((5, 600), 20, "normal"),
 ]
 PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]
 
@@ -90,7 +92,7 @@ EVERY = [
     for dtype in ("fp32", "bf16", "fp16")
     for rows, V in (
         *((128, 97), (128, 1000), (64, 8192), (16, 12000), (6400, 10000)),
-        *((1, 131072), (512, 128256)),
+        *((1, 131072), (512, 128256), (4096, 32000)),
     )
     for k in (1, 8, 64, 1024)
     if k <= V

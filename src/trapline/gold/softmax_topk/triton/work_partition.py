@@ -88,14 +88,16 @@ class Select(NamedTuple):
     tile: int  # groups read again at a time
 
 
-#: For few rows, where the latency of one program counts; for many rows; and for k beyond RANKED.
+#: For few rows, where the latency of one program counts; for many rows; for so many rows of up to
+#: MIDDLE logits that instructions count; and for k beyond RANKED.
 SELECT = {
     "few": Select(16, 32, 128),
     "many": Select(8, 32, 128),
+    "thousands": Select(4, 16, 128),
     "hundreds": Select(8, 32, 128),
     "more": Select(16, 16, 256),
 }
-HUNDREDS = 256
+HUNDREDS, MIDDLE = 256, 32768
 #: Registers per thread of the second kernel, so that four programs of 8 warps fit on a processor,
 #: and the maxima or logits that they can hold.
 REGISTERS, HELD_EACH = 64, 16
@@ -129,7 +131,8 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     Rows that do not start at a multiple of `width` logits (16 bytes) start at the previous one.
     """
     slack = 0 if stride % width == 0 else width - 1
-    select = select_plan(k, few=rows <= processors // 2)
+    few, waiting = rows <= processors // 2, rows > 4 * processors
+    select = select_plan(k, few=few, thousands=waiting and vocabulary <= MIDDLE)
     ranked = k <= RANKED
     # A look at a group again is a whole line of the cache.
     group = group_size(vocabulary, k, select.group * width // 4 if ranked else select.group)
@@ -163,7 +166,9 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     )
 
 
-def select_plan(k: int, few: bool) -> Select:
+def select_plan(k: int, *, few: bool, thousands: bool) -> Select:
+    if k <= RANKED and thousands:
+        return SELECT["thousands"]
     if k <= RANKED:
         return SELECT["few" if few else "many"]
     return SELECT["hundreds" if k <= HUNDREDS else "more"]
