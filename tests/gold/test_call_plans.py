@@ -5,6 +5,7 @@ No GPU is needed: the kernels are functions that read and write memory at the ad
 
 import ctypes
 from itertools import pairwise
+from threading import Thread
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(call_plans, "_current_device", lambda: None)  # the index of "cpu"
     monkeypatch.setattr(call_plans, "_current_stream", lambda device: 7)
     monkeypatch.setattr(call_plans, "bound", fake_bound)
-    monkeypatch.setattr(call_plans._thread, "ready", True, raising=False)
+    monkeypatch.setattr(call_plans, "ensure_context", lambda device: None)
 
 
 def memory(address):
@@ -337,3 +338,36 @@ def test_a_triton_with_other_records_leaves_the_ordinary_way(monkeypatch):
         a, b = drawn()
         assert is_right(calls(a, b), a, b)
         assert calls.count == number + 1
+
+
+@pytest.mark.parametrize("current", [0, 5])
+def test_new_threads_get_a_context(monkeypatch, current):
+    """Of three launches on a thread the first looks for one, and sets it if there is none."""
+    asked = []
+
+    def get_current(context):
+        asked.append("get")
+        context._obj.value = current
+
+    def get_device(number, device):
+        number._obj.value = device
+
+    def retain(context, number):
+        context._obj.value = 70 + number.value
+
+    def set_current(context):
+        asked.append(context.value)
+        return 0
+
+    calls = {"cuCtxGetCurrent": get_current, "cuDeviceGet": get_device}
+    calls |= {"cuDevicePrimaryCtxRetain": retain, "cuCtxSetCurrent": set_current}
+    monkeypatch.setattr(bound_launch, "_driver", lambda: SimpleNamespace(**calls))
+
+    def work():
+        for _ in range(3):
+            bound_launch.ensure_context(1)
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert asked == (["get"] if current else ["get", 71])

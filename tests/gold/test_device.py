@@ -39,6 +39,7 @@ def test_launch_goes_to_the_device_of_the_first_tensor(monkeypatch, entered):
     seen = []
     tensor = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
     monkeypatch.setattr(device, "current_device", lambda: len(entered))
+    monkeypatch.setattr(device, "ensure_context", lambda number: None)
     kernel = launched(SimpleNamespace(run=lambda *_, **options: seen.append(list(entered))))
     kernel.run(3, tensor, grid=(1,))
     kernel.run(SimpleNamespace(base=tensor), grid=(1,))

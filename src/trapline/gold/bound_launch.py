@@ -10,7 +10,7 @@ import ctypes
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
-from threading import Lock
+from threading import Lock, local
 from typing import Any, NamedTuple
 
 #: Types in the signature of a kernel → how the driver reads them.
@@ -140,6 +140,31 @@ class _Map:
 
     def __init__(self, memory: Any) -> None:
         self.memory, self.address = memory, ctypes.addressof(memory)
+
+
+class _Thread(local):
+    #: Whether a device's context is current, as it is after the first call of CUDA's runtime.
+    has_context = False
+
+
+_thread = _Thread()
+
+
+def ensure_context(device: int) -> None:
+    """Makes the device's context current on a new thread.
+
+    Tensor maps are encoded by the driver, which, unlike the runtime, does not do this by itself;
+    nor does Triton before it encodes one.
+    """
+    if _thread.has_context:
+        return
+    context, number, driver = ctypes.c_void_p(), ctypes.c_int(), _driver()
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    if not context.value:
+        driver.cuDeviceGet(ctypes.byref(number), device)
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
+        _require_success(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    _thread.has_context = True
 
 
 def bound(

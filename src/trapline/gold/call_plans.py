@@ -8,7 +8,6 @@ gradients that autograd records, transforms of `torch.func`, dispatch modes such
 addresses that are not multiples of 16, a current device other than the tensors'.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from torch.nn import Parameter
 from triton import knobs
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.bound_launch import BoundLaunch, Buffer, bound
+from trapline.gold.bound_launch import BoundLaunch, Buffer, bound, ensure_context
 from trapline.gold.completion_counters import counters_of
 from trapline.gold.launch_tape import Tape
 from trapline.gold.operators import mark_written
@@ -52,14 +51,8 @@ def _current_stream(device: int) -> int:
 
 #: Whether calls are repeated. Without it every call takes the ordinary way, to compare the two.
 repeating = True
-
-
-class _Thread(threading.local):
-    #: Whether Triton has launched on this thread, so that the device's context is current.
-    ready = False
-
-
-_thread = _Thread()
+#: How many calls were repeated so far.
+repetitions = 0
 
 
 class Output(NamedTuple):
@@ -98,6 +91,8 @@ class CallPlan:
 
     def run(self, tensors: list[Tensor], addresses: list[int]) -> Any:
         """What the call returns; `addresses` are those of the tensors, and are extended."""
+        global repetitions
+        repetitions += 1
         made = []
         for like, model, shape, strides, dtype in self._outputs:
             if like is not None:
@@ -114,6 +109,7 @@ class CallPlan:
         if self._counters:
             self._add_counters(made, addresses)
         addresses.append(0)
+        ensure_context(self.index)
         stream = _current_stream(self.index)
         for launch in self._launches:
             launch(addresses, stream)
@@ -139,15 +135,12 @@ class CallPlans:
         _all_plans.append(self)
 
     def __call__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if _transforms() or _modes() or _hooks.calls or not (repeating and _thread.ready):
-            result = self._function(*arguments, **options)
-            _thread.ready = True
-            return result
+        if _transforms() or _modes() or _hooks.calls or not repeating:
+            return self._function(*arguments, **options)
         grad = _grad_enabled()
         key: list[Any] = [_autocast(), *options]
         tensors: list[Tensor] = []
         addresses: list[int] = []
-        special = False
         for one in (*arguments, *options.values()) if options else arguments:
             kind = one.__class__
             if kind is Tensor or kind is Parameter:
@@ -157,13 +150,11 @@ class CallPlans:
                 # Only views of complex numbers are negated; bf16 has none of these.
                 negated = dtype is not _BF16 and one.is_neg()
                 if negated or address & _UNALIGNED or (grad and one.requires_grad):
-                    special = True
+                    return self._function(*arguments, **options)
                 tensors.append(one)
                 addresses.append(address)
             else:
                 key += (one, kind)
-        if special:
-            return self._function(*arguments, **options)
         known = tuple(key)
         try:
             plan = self._plans.get(known)

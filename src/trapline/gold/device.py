@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from trapline.gold import arithmetic
+from trapline.gold.bound_launch import ensure_context
 from trapline.gold.launch_tape import note_launch
 
 #: log2(e) inside kernels.
@@ -40,6 +41,8 @@ def launched(kernel: Any) -> Any:
 
     def there(*arguments: Any, **options: Any) -> Any:
         first = first_tensor(arguments)
+        if first is not None and torch.version.hip is None:
+            ensure_context(first.get_device())
         if first is not None and first.get_device() != current_device():
             with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
                 return there(*arguments, **options)

@@ -161,6 +161,19 @@ def test_tokens_outside_all_sequences_give_zeros(ends):
 
 
 @pytest.mark.usefixtures("memory_full_of_nan")
+@pytest.mark.parametrize("ends", [[0, 60, 20, 100], [30, 10, 80, 80, 50], [0, 100, 40]], ids=str)
+def test_boundaries_in_disorder_leave_nothing_uninitialised(ends):
+    """Unchecked boundaries that fall give wrong answers, but no memory of others."""
+    torch.manual_seed(0)
+    q, k, v, dout = torch.randn(4, 100, 2, 64, device="cuda").bfloat16()
+    cu = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = flash_attention_varlen(*inputs, cu, cu.clone(), 100, 100, causal=True, check=False)
+    for found in (out, *torch.autograd.grad(out, inputs, dout)):
+        assert not found.isnan().any()
+
+
+@pytest.mark.usefixtures("memory_full_of_nan")
 @pytest.mark.parametrize("missing", ["B", "H", "HG", "T", "S", "D"])
 def test_empty_axes(missing):
     """Batches, heads, queries, keys, width; shapes and zeros as on a CPU."""
