@@ -5,17 +5,20 @@ code is ours, so it needs no sandbox, only a process that may hang or die: `serv
 on its standard input, `MutantHost` is the other end.
 """
 
+import atexit
 import os
 import pickle
 import resource
+import shutil
 import struct
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 from typing import IO, Any
 
 from trapline.arena.challenge import Challenge
@@ -37,6 +40,10 @@ BOTH = " + "
 #: A mutant that takes longer over one check is taken for one that hangs.
 SECONDS = 60.0
 _LENGTH = struct.Struct("!Q")
+#: To start a process takes longer than most comparisons: so many wait for the next answer.
+MOST_SPARE = 2
+#: A request to forget all that is loaded; it has no answer.
+_FORGET = ()
 
 
 @dataclass(frozen=True)
@@ -53,14 +60,84 @@ class Run:
 HUNG = Run(True, "no answer", Transcript())
 
 
+class _Running:
+    """A process that serves, and the folder of its subjects, which outlives a killed process."""
+
+    def __init__(self) -> None:
+        self.path = os.pathsep.join(filter(None, sys.path))
+        self.folder = scratch_folder()
+        command = f"import sys; from {__name__} import serve; serve(sys.argv[1])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command, self.folder.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": self.path},
+        )
+        #: It has been asked something and has not answered yet.
+        self.owes = False
+
+    def is_usable(self) -> bool:
+        """It lives, owes nothing, and imports from where this process does."""
+        same_path = self.path == os.pathsep.join(filter(None, sys.path))
+        return same_path and not self.owes and self.process.poll() is None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.folder.cleanup()
+
+
+class _Spare:
+    """Processes that have answered everything and forgotten it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Running] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> _Running:
+        """One that waits, or a new one."""
+        with self._lock:
+            while self._waiting:
+                running = self._waiting.pop()
+                if running.is_usable():
+                    return running
+                running.end()
+        return _Running()
+
+    def give(self, running: _Running) -> None:
+        if running.is_usable():
+            assert running.process.stdin is not None
+            _write(running.process.stdin, _FORGET)
+            with self._lock:
+                if len(self._waiting) < MOST_SPARE:
+                    self._waiting.append(running)
+                    return
+        running.end()
+
+    def end_all(self) -> None:
+        with self._lock:
+            while self._waiting:
+                self._waiting.pop().end()
+
+    def leave_to_the_parent(self) -> None:
+        """After a fork: the processes, and the lock as it is, belong to the parent."""
+        for running in self._waiting:
+            running.folder._finalizer.detach()  # type: ignore[attr-defined]
+        self._waiting, self._lock = [], threading.Lock()
+
+
+_spare = _Spare()
+atexit.register(_spare.end_all)
+os.register_at_fork(after_in_child=_spare.leave_to_the_parent)
+
+
 class MutantHost:
-    """The process that runs our code; started when first asked, and again after it died."""
+    """The process that runs our code; taken when first asked, and again after it died."""
 
     def __init__(self, challenge: Challenge, seed: int, full: bool = False) -> None:
         self.challenge, self.seed, self.full = challenge, seed, full
-        self._process: subprocess.Popen[bytes] | None = None
-        #: The files of the subjects. The host removes them: the process may be killed.
-        self._folder: TemporaryDirectory[str] | None = None
+        self._running: _Running | None = None
         self._seen: dict[tuple[str, str], Run] = {}
         self._plantable: dict[str, bool] = {}
 
@@ -90,10 +167,13 @@ class MutantHost:
         return self._ask(files, check)
 
     def _ask(self, subject: str | dict[str, str], check: str, again: bool = False) -> Run:
-        process = self._running()
+        if self._running is None:
+            self._running = _spare.take()
+        running, process = self._running, self._running.process
         request = (_where(self.challenge), subject, check, self.seed, self.full, again)
         assert process.stdin is not None
         assert process.stdout is not None
+        running.owes = True
         _write(process.stdin, request)
         with DefaultSelector() as ready:
             ready.register(process.stdout, EVENT_READ)
@@ -102,6 +182,7 @@ class MutantHost:
         if run is None:
             self.close()
             return HUNG
+        running.owes = False
         if isinstance(run, str):
             raise ArenaError(run)
         assert isinstance(run, Run)
@@ -109,27 +190,15 @@ class MutantHost:
             self.close()
         return run
 
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is None:
-            self._folder = scratch_folder()
-            command = f"import sys; from {__name__} import serve; serve(sys.argv[1])"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", command, self._folder.name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        return self._process
-
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        """Leaves the process to the next host, unless it has a GPU context or private traps."""
+        if self._running is None:
+            return
+        if self.challenge.track == "gpu" or self.challenge.trap_set is not None:
+            self._running.end()
+        else:
+            _spare.give(self._running)
+        self._running = None
 
     def __enter__(self) -> "MutantHost":
         return self
@@ -202,11 +271,20 @@ class _Server:
         requests, answers = sys.stdin.buffer, sys.stdout.buffer
         sys.stdout = sys.stderr
         while (request := _read(requests)) is not None:
+            if request == _FORGET:
+                self.forget()
+                continue
             try:
                 answer: Any = self.run(*request)
             except ArenaError as error:
                 answer = str(error)
             _write(answers, answer)
+
+    def forget(self) -> None:
+        """As after the start: a subject may keep state between calls."""
+        self.loaded.clear()
+        for folder in Path(self.folder).iterdir():
+            shutil.rmtree(folder)
 
     def run(
         self,

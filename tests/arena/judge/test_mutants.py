@@ -1,0 +1,61 @@
+"""Processes that run our mutants serve one answer after the other and keep nothing between them."""
+
+from pathlib import Path
+
+import pytest
+
+from trapline.arena.challenge import load
+from trapline.arena.judge.mutants import MOST_SPARE, MutantHost, _spare
+
+#: Says how often it has been called.
+COUNTS = """
+calls = []
+
+def layer_norm_forward(*given, **named):
+    calls.append(0)
+    raise RuntimeError(f"call {len(calls)}")
+
+def layer_norm_backward(*given, **named):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_spare_processes():
+    _spare.end_all()
+    yield
+    _spare.end_all()
+
+
+@pytest.fixture(scope="module")
+def challenge():
+    return load("layer_norm_backward")
+
+
+def test_the_next_host_gets_the_process_without_its_subjects(challenge):
+    check = challenge.cases[0].id
+    pids, messages = [], []
+    for _ in range(2):
+        with MutantHost(challenge, 3) as host:
+            runs = [host.run_files({"solution.py": COUNTS}, check) for _ in range(2)]
+            messages.append([run.message for run in runs])
+            pids.append(host._running.process.pid)
+    assert pids[0] == pids[1]
+    assert messages[0] == messages[1]
+    assert ["call 1" in messages[0][0], "call 2" in messages[0][1]] == [True, True]
+
+
+def test_a_process_that_owes_an_answer_is_ended(challenge):
+    with MutantHost(challenge, 3) as host:
+        running = host._running = _spare.take()
+        running.owes = True
+    assert running.process.poll() is not None
+    assert not Path(running.folder.name).exists()
+    assert not _spare._waiting
+
+
+def test_few_processes_wait(challenge):
+    taken = [_spare.take() for _ in range(MOST_SPARE + 1)]
+    for running in taken:
+        _spare.give(running)
+    assert sum(running.process.poll() is None for running in taken) == MOST_SPARE
