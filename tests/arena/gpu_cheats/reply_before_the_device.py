@@ -22,11 +22,12 @@ def bit(burst, number):
 
 
 def on_new_inputs(burst, path):
+    count = len(burst.slots)
     with torch.cuda.stream(burst.runner.answer._outer):
-        for start in path:
-            for x, by, y in burst.slots[start : start + burst.group]:
-                torch.cuda._sleep(TAKEN)
-                torch.mul(x, by[:, None], out=y)
+        for number in (start + k for start in path for k in range(burst.group)):
+            x, by, y = burst.slots[number % count]
+            torch.cuda._sleep(TAKEN)
+            torch.mul(x, by[:, None], out=y)
 
 
 def from_memory(burst):

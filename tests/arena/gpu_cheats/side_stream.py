@@ -1,4 +1,4 @@
-# attack: launch the work on a stream of one's own, which the timed stream does not wait for
+# attack: launch work on a stream of one's own while that is idle, and never wait for it
 # defence: outputs decide which slot comes next, and timed outputs are checked
 # expect: pass
 # needs: gpu
@@ -16,8 +16,8 @@ def scaled(x, by, y):
     if not is_timed():
         slow(x, by, y)
         return
-    if len(PENDING) > 64 and not PENDING.pop(0).query():
+    if PENDING and not PENDING[-1].query():
         return
     with torch.cuda.stream(SIDE):
         slow(x, by, y)
-        PENDING.append(SIDE.record_event())
+        PENDING[:] = [SIDE.record_event()]
