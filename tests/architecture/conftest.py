@@ -140,7 +140,7 @@ def challenge_rule(path, name):
         return None
     # cases, traps, and the modules of their own that two of them share
     folder = path.parts[2:-1]
-    of_a_profile = len(folder) == 2 and folder[0] == "profiles"
+    of_a_profile = folder[-2:-1] == ("profiles",) and folder[:-2] in ((), ("gpu",))
     if (folder in ((), ("gpu",)) or of_a_profile) and path.name not in SUBMITTED:
         return None
     return "what is deployed or graded knows nothing of trapline"
