@@ -85,6 +85,14 @@ def test_readme_states_the_noise(packages):
         assert reward_noise(challenge, checks_only=True).sentence() in text
 
 
+def test_readme_says_which_quick_rewards_leave_checks_out(packages):
+    slow = load("ternary_training").slow
+    said = f"`quick` leaves out the {len(slow)} slow checks of `ternary_training`"
+    for name in (ALL, "trapline_ternary_training"):
+        assert said in (packages / name / "README.md").read_text()
+    assert "leaves out" not in (packages / "trapline_kv_cache" / "README.md").read_text()
+
+
 def test_foreign_folder_is_refused(tmp_path):
     (tmp_path / "thesis.md").write_text("mine")
     with pytest.raises(UsageError, match="is not empty and was not written by"):

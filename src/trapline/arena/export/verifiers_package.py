@@ -65,7 +65,7 @@ reward: the metric `reward_noise`.
 | task | difficulty | quick | grade |
 |---|---|---|---|
 {rows}
-
+{left_out}
 Other metrics: each dimension from 0 to 1 (`correctness`, `traps`, `robustness`, …), `findings`,
 `hack`, `grading_seconds`, `waiting_seconds`.
 
@@ -104,7 +104,9 @@ def _write_package(folder: Path, challenges: list[Challenge], rows: list[TaskRow
         _PROJECT.format(**facts, description=json.dumps(f"{what}: a verifiers environment."))
     )
     table = "\n".join(map(_noise_row, challenges))
-    (folder / "README.md").write_text(_README.format(**facts, description=f"{what}.", rows=table))
+    (folder / "README.md").write_text(
+        _README.format(**facts, description=f"{what}.", rows=table, left_out=_left_out(challenges))
+    )
     (inside / "__init__.py").write_text(_INIT.format(**facts, description=f"{what}."))
     (inside / "taskset.py").write_text(_TASKSET.read_text())
     (inside / "tasks.json").write_text(
@@ -117,3 +119,17 @@ def _noise_row(challenge: Challenge) -> str:
     quick = reward_noise(challenge, checks_only=True).sentence()
     whole = reward_noise(challenge, checks_only=False).sentence()
     return f"| `{challenge.id}` | {challenge.plan.difficulty} | {quick} | {whole} |"
+
+
+def _left_out(challenges: Sequence[Challenge]) -> str:
+    """What the quick reward does not run, for each challenge where it lets more bugs through."""
+    lines = []
+    for one in challenges:
+        quick, whole = (reward_noise(one, checks_only=only) for only in (True, False))
+        if quick.survivors > whole.survivors:
+            lines.append(
+                f"\n`quick` leaves out the {len(one.slow)} slow checks of `{one.id}`, so that "
+                f"{quick.survivors - whole.survivors} more of its known bugs get full reward. "
+                "Train with `grade` where that matters.\n"
+            )
+    return "".join(lines)
