@@ -58,4 +58,5 @@ def adopt(
 
 def _line(one: Adopted) -> str:
     where = f"{one.source} → {one.challenge}" if one.challenge else one.source
-    return "\n    ".join([f"{where}: {one.sentence}", *one.notes])
+    further = [note for note in one.notes if note not in one.sentence]
+    return "\n    ".join([f"{where}: {one.sentence}", *further])

@@ -128,6 +128,14 @@ def test_the_field_must_be_new_and_outside_the_tree(tmp_path):
         adopt(TREE, TREE / "field", OPTIONS)
 
 
+def test_the_verb_says_each_thing_once(tmp_path, capsys):
+    arguments = ["adopt", str(TREE), "--out", str(tmp_path / "f"), "--adapters", str(ADAPTERS)]
+    build("adopt")(arguments, standalone_mode=False)
+    told = capsys.readouterr().out
+    assert told.count("broken.py does not parse") == 1
+    assert "adopted 8 of" in told
+
+
 def test_the_verb_prints_what_it_found(tmp_path, capsys):
     app = build("adopt")
     arguments = ["adopt", str(TREE), "--out", str(tmp_path / "f"), "--adapters", str(ADAPTERS)]
