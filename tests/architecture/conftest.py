@@ -12,10 +12,13 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
 #: names or prefixes (but never in `api.py` or `oracle.py`), and in the places listed.
 HEAVY_FOLDERS = {"triton", "hopper", "cpu"}
 HEAVY_MODULES = {
+    "bound_launch",
     "c_pointer",
+    "call_plans",
     "completion_counters",
     "device",
     "gluon_compat",
+    "launch_tape",
     "no_double_backward",
     "reference",
     "registry",
