@@ -1,6 +1,7 @@
 """Our own GPU code in this process: what a kernel that fails leaves behind."""
 
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,6 @@ def test_a_mutant_host_ends_after_its_last_answer(monkeypatch, last):
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     monkeypatch.setattr(mutants, "_read", lambda _: run)
     with MutantHost(load("kv_cache", "gpu"), 1) as host:
-        host._process = process
+        host._running = SimpleNamespace(process=process, owes=False, end=process.kill)
         assert host.run("gold", "ordinary") is run
-        assert (host._process is None) is last
+        assert (host._running is None) is last
