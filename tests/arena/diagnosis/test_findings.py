@@ -148,3 +148,17 @@ def test_many_places_that_raise_are_at_most_two_findings():
         found = Diagnoser(challenge, host, failures).diagnose()
     assert [finding.cause for finding in found.findings] == ["unnamed", "unnamed"]
     assert sum(len(finding.explains) for finding in found.findings) == 5
+
+
+def test_crash_without_a_place_joins_the_one_whose_place_is_known():
+    challenge = load("layer_norm_backward")
+    failures = []
+    for trap, place in zip(challenge.traps[:3], ("solution.py:9 in f", "", ""), strict=True):
+        exchange = Exchange("layer_norm_forward", (), {}, raised="KeyError", where=place)
+        result = CheckResult(id=trap.id, state="fail", message="raised KeyError")
+        failures.append(failure_of(result, Transcript([exchange])))
+    with MutantHost(challenge, 1) as host:
+        found = Diagnoser(challenge, host, failures).diagnose().findings
+    assert [(f.cause, f.where, len(f.explains)) for f in found] == [
+        ("unnamed", "solution.py:9 in f", 3)
+    ]

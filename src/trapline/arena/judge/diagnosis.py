@@ -396,6 +396,7 @@ class Diagnoser:
         for check in self.asked:
             if check in self.rest:
                 groups.setdefault(self.failures[check].crash, []).append(self.failures[check])
+        _join_unplaced(groups)
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
         if len(ordered) > MOST_UNNAMED:  # many places that raise are one broken program
             last = MOST_UNNAMED - 1
@@ -448,6 +449,14 @@ class Diagnoser:
         if failure.crashed:
             return "crashed", failure.message
         return "hidden", findings[0].cause if findings else "unnamed"
+
+
+def _join_unplaced(groups: dict[tuple[str, str, str], list[Failure]]) -> None:
+    """A crash whose place is unknown joins the one with the same message whose place is known."""
+    for kind, where, message in [crash for crash in groups if crash[0] and not crash[1]]:
+        placed = [c for c in groups if c[1] and (c[0], c[2]) == (kind, message)]
+        if len(placed) == 1:
+            groups[placed[0]] += groups.pop((kind, where, message))
 
 
 def _with_penalties(findings: Sequence[Finding], traps: Mapping[str, Trap]) -> list[Finding]:
