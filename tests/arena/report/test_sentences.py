@@ -1,6 +1,7 @@
 """Sentences of the report claim no more than the figures show."""
 
 import re
+from datetime import timedelta
 from html import unescape
 
 import numpy as np
@@ -195,3 +196,14 @@ def test_private_traps_are_listed_without_a_description(cell_maker):
     assert [trap.id for trap in infos["kv_cache"].traps][-1] == "only-64"
     assert len(infos["kv_cache"].traps) == len(public["kv_cache"].traps) + 1
     assert 'id="trap-only-64"' in Site(RunView(cells=[one])).render("challenges/kv_cache.html")
+
+
+def test_grades_that_share_a_letter_differ_in_the_history(make_run, told):
+    cells = make_run(["heron", "otter"], ["rows"]).cells
+    first = cells[0].model_copy(update={"score": 71.0, "letter": "C-"})
+    later = first.started + timedelta(hours=1)
+    traps = [trap.model_copy(update={"state": "sprung"}) for trap in first.traps]
+    second = first.model_copy(update={"score": 70.2, "started": later, "traps": traps})
+    view = RunView(cells=[second, cells[1]], history=[first, second, cells[1]])
+    page = Site(view, told=told).render("standings.html")
+    assert "<td>C- 71.0</td><td>C- 70.2</td>" in page

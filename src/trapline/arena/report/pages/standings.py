@@ -214,16 +214,21 @@ def _maybe(value: float | None) -> str:
 def _history(reading: Reading) -> dict[str, Any]:
     return {
         "title": "Graded again",
-        "note": "Cells whose verdict changed when they were graded again, and possible reasons.",
+        "note": "Cells whose grade changed when they were graded again, and possible reasons.",
         "heads": ["Cell", "Before", "After", "What changed"],
         "rows": [
             (
                 f"{each.entrant}, {each.challenge}",
-                each.letter_before or each.state_before,
-                each.letter_after or each.state_after,
+                _graded(each.letter_before, each.score_before, each.state_before),
+                _graded(each.letter_after, each.score_after, each.state_after),
                 "; ".join(each.causes) or "nothing recorded",
             )
             for each in history(reading.run.history)
             if each.changed
         ],
     }
+
+
+def _graded(letter: str | None, score: float | None, state: str) -> str:
+    """Letter and score: two grades may share a letter."""
+    return state.replace("_", " ") if score is None else f"{letter} {score:.1f}"
