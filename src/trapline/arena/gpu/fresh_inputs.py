@@ -25,7 +25,7 @@ ROUNDS = 3
 #: less exactly than the ring.
 LEAST_SHARE = 0.5
 #: Seconds by which hand-overs and looks of one burst may differ from those of another.
-SLACK = 150e-6
+SLACK = 300e-6
 #: Outputs at which the judge looks before the clock stops.
 LOOKS = 4
 _LOOK_BYTES = 16
