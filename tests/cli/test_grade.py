@@ -12,7 +12,7 @@ def test_failed_judgement_is_reported(plain_cell, monkeypatch, tmp_path, capsys)
     cell = plain_cell(dimensions={"analysis": Dimension(score=None, reason=reason)})
     monkeypatch.setattr(grade, "judge_cells", lambda *_: [Bundle(cell=cell, files={})])
     with closing(Store(tmp_path / "run")) as store:
-        grade._judge_all(None, [], store)
+        grade._judge_all(None, [], store, None)
         assert [cell.entrant for cell in store.cells()] == ["me"]
     assert f"1 analysis was not judged: {reason}" in " ".join(capsys.readouterr().err.split())
 

@@ -197,7 +197,7 @@ def test_golden_test_that_an_entrant_saved_is_not_part_of_its_answer(run, tmp_pa
 
 
 def test_scores_under_flawed_and_own_prompts_are_not_ranked_together():
-    cells = [SimpleNamespace(profile=name, score=50.0) for name in ("", FLAWED)]
+    cells = [SimpleNamespace(profile=name, score=50.0, track="cpu") for name in ("", FLAWED)]
     with pytest.raises(UsageError, match="cannot be compared"):
         of_one_profile(cells)
     assert of_one_profile(cells, FLAWED) == cells[1:]

@@ -117,7 +117,7 @@ def test_key_with_a_password_needs_it(trapline, folder, tmp_path, monkeypatch):
         (["sign", "{run}", "--key", "nowhere"], "the secret key cannot be read"),
         (["sign", "{run}", "--key", "{run}/text"], "is not a minisign secret key"),
         (["sign", "{run}", "--new-key", "k"], "--new-key only makes a key"),
-        (["sign", "--new-key", "{run}/text"], "text exists; a new key needs a path without files"),
+        (["sign", "--new-key", "{run}/text"], "exists; a new key needs a path without files"),
         (["verify", "{run}/bundles"], "holds no bundles: give the folder of a run"),
         (["verify", "{run}", "--public-key", "RWx"], "neither the file nor the text of a minisign"),
     ],
