@@ -32,8 +32,6 @@ RUNS += [("decode", "plain", torch.float16)]
 RUNS += [("decode", "int8", torch.float32), ("packed", "int4", torch.float32)]
 RUNS += [("window", "int4", torch.float16)]
 RUNS += [("prefix", "int8", torch.float32)]
-#: Only the last of the tokens are appended by the kernel, one program each; torch stores the rest.
-APPENDED = 128
 #: One of these in a row, and the row has no scale.
 BROKEN = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 3e38]
 #: Programs run in any order on a GPU, in theirs in the interpreter: these run last to first too.
@@ -85,13 +83,8 @@ def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
     angles = torch.rand(tokens, D // 2)
     turn = (angles.cos(), angles.sin()) if "tree" in rules else (None, None)
     ours, theirs = (empty_pages(table.numel(), G, P, D, kind, dtype) for _ in range(2))
+    append(k, v, *ours[:2], apart(slots), *ours[2:], *turn)
     reference.append(k, v, *theirs[:2], slots, *theirs[2:], *turn)
-    old = max(0, tokens - APPENDED)
-    if old:
-        before = [None if one is None else one[:old] for one in turn]
-        reference.append(k[:old], v[:old], *ours[:2], slots[:old], *ours[2:], *before)
-    turn = [None if one is None else one[old:] for one in turn]
-    append(k[old:], v[old:], *ours[:2], apart(slots[old:]), *ours[2:], *turn)
     appended = max(largest(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
     ends = torch.tensor([0, *new]).cumsum(0).int()
     q = torch.randn(int(ends[-1]), H, D).to(dtype)

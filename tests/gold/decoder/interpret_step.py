@@ -66,7 +66,7 @@ def step(decoder) -> dict[str, object]:
 
 
 def search(decoder) -> dict[str, object]:
-    rules, count = checked_rules(3, 3, [4, 11])
+    rules, count = checked_rules(3, 5, [4, 11])
     beams_device.SHORT_TAIL = 2  # one step with short tails, one with long ones, or more
     found = []
     for way in WAYS:

@@ -381,7 +381,7 @@ def answered(kind: str) -> bool:
         drafter = FusedDFlash(
             model, target, 2, 32, budget=2 if kind == "chain" else 5, chain=kind == "chain"
         )
-    prompts, options = [[1, 2, 1, 2], [3], [4, 5, 4]], {"max_new_tokens": 4, "stop_ids": [7]}
+    prompts, options = [[1, 2, 1, 2], [3], [4, 5, 4]], {"max_new_tokens": 6, "stop_ids": [7]}
     host = FastGenerator(target, drafter, RoundsConfig(2, 32))
     return host.generate(prompts, **options).tokens == generate(target, prompts, **options)
 
