@@ -145,3 +145,38 @@ def test_planted_long_function_is_found(tmp_path):
 
 def test_attention_has_few_files():
     assert len(list((PACKAGE / "gold" / "attention").rglob("*.py"))) <= MOST_ATTENTION_FILES
+
+
+def reads_by_locale(root):
+    """Text files whose encoding the user's locale would choose, as sentences."""
+    for name, file in sources(root):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and _takes_the_locale(node):
+                yield f"{name}: {ast.unparse(node)} in line {node.lineno} names no encoding"
+
+
+def _takes_the_locale(call):
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    called = ast.unparse(call.func).rpartition(".")[2]
+    if "encoding" in named:
+        return False
+    if called in ("read_text", "write_text"):  # a distribution's read_text takes a name
+        return len(call.args) == (called == "write_text")
+    if ast.unparse(call.func) != "open":
+        return False
+    mode = call.args[1] if len(call.args) > 1 else named.get("mode", ast.Constant("r"))
+    return isinstance(mode, ast.Constant) and "b" not in mode.value
+
+
+def test_text_files_do_not_depend_on_the_locale():
+    assert list(reads_by_locale(PACKAGE)) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["path.read_text()", "path.write_text(x)", "open(x)", "open(x, 'w')", "open(x, mode='a')"],
+)
+def test_planted_file_without_encoding_is_found(tmp_path, call):
+    (tmp_path / "a.py").write_text(f"{call}\nopen(x, 'rb')\npath.read_text(encoding='utf-8')\n")
+    (sentence,) = reads_by_locale(tmp_path)
+    assert "in line 1 names no encoding" in sentence

@@ -102,7 +102,7 @@ class Challenge:
 
     @property
     def prompt(self) -> str:
-        own = (self.folder / "prompt.md").read_text()
+        own = (self.folder / "prompt.md").read_text(encoding="utf-8")
         return self.profile.prompt(own) if self.profile else own
 
     @property
@@ -152,7 +152,7 @@ class Challenge:
 
     def solution_files(self) -> dict[str, str]:
         return {
-            str(path.relative_to(self.solution)): path.read_text()
+            str(path.relative_to(self.solution)): path.read_text(encoding="utf-8")
             for path in sorted(self.solution.rglob("*.py"))
             if "__pycache__" not in path.parts
         }
@@ -242,7 +242,9 @@ class Challenge:
     def capabilities(self) -> dict[str, list[str]]:
         """Capability → the checks that need it, from `capabilities.toml`."""
         path = self.folder / "capabilities.toml"
-        found: dict[str, list[str]] = tomllib.loads(path.read_text()) if path.is_file() else {}
+        found: dict[str, list[str]] = (
+            tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        )
         return found
 
     @property
@@ -262,7 +264,7 @@ class Challenge:
         fails: dict[str, list[str]] = {}
         for path in (self._own_dictionary_path, self.dictionary_path):
             if path.is_file():
-                fails |= json.loads(path.read_text())["fails"]
+                fails |= json.loads(path.read_text(encoding="utf-8"))["fails"]
         return {form: frozenset(checks) for form, checks in fails.items()}
 
     @property
@@ -348,7 +350,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 def _read_plan(path: Path) -> ChallengePlan:
     try:
-        return ChallengePlan.model_validate(tomllib.loads(path.read_text()))
+        return ChallengePlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UsageError(
             f"{path.parent} is not a challenge folder: challenge.toml is missing"

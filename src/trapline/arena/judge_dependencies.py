@@ -26,7 +26,7 @@ def judge_dependencies(modules: Iterable[Path]) -> dict[str, Path]:
 
 
 def _imported(module: Path) -> Iterator[Path]:
-    for node in ast.walk(ast.parse(module.read_text())):
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -107,8 +107,8 @@ class Profile:
         """The challenge's own prompt with a flawed sketch; another prompt is its summary alone."""
         if self.plan.flaw is None:
             return self.plan.summary
-        sketch = (self.folder / PSEUDOCODE).read_text()
-        golden = (self.folder / f"{GOLDEN}.py").read_text()
+        sketch = (self.folder / PSEUDOCODE).read_text(encoding="utf-8")
+        golden = (self.folder / f"{GOLDEN}.py").read_text(encoding="utf-8")
         return (
             f"{own}\n## Pseudo-code\n\n{PREVAILS}\n\n{sketch}\n## Golden test\n\n"
             f"Saved as `golden.py` beside `solution.py`, it runs with `python golden.py`.\n\n"
@@ -138,7 +138,7 @@ def read_profile(challenge: Path, name: str) -> Profile:
 
 def _read_plan(path: Path) -> ProfilePlan:
     try:
-        return ProfilePlan.model_validate(tomllib.loads(path.read_text()))
+        return ProfilePlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     except ValidationError as error:

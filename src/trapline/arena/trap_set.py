@@ -142,7 +142,7 @@ def _varied(run: Check, variants: int) -> Check:
 
 def _read_plan(path: Path) -> TrapSetPlan:
     try:
-        return TrapSetPlan.model_validate(tomllib.loads(path.read_text()))
+        return TrapSetPlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UsageError(
             f"{path.parent} is not a trap set: {PLAN} with a name and a version is missing"

@@ -103,7 +103,7 @@ def certify(
     levels = probe() if isolation is None else (level,)
     certificates = [_certify(one, level, levels, seed, mechanical) for one in chosen]
     if write is not None:
-        write.write_text(kill_matrix(certificates))
+        write.write_text(kill_matrix(certificates), encoding="utf-8")
     if as_json:
         print(json.dumps({"certificates": [c.model_dump(mode="json") for c in certificates]}))
     else:
@@ -138,7 +138,7 @@ def _certify_by_attack(
         task = progress.add_task("red team", total=len(read_corpus(find_corpus(track))))
         team = run_red_team(level, track, seed=seed, on_attempt=lambda _: progress.advance(task))
     if write is not None:
-        write.write_text(markdown(team))
+        write.write_text(markdown(team), encoding="utf-8")
     if as_json:
         print(team.model_dump_json())
     else:

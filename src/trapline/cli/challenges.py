@@ -39,8 +39,8 @@ def summaries() -> list[tuple[str, str, str, str, str]]:
     (root,) = trapline.challenges.__path__
     rows = []
     for path in sorted(Path(root).glob("*/challenge.toml")):
-        described = tomllib.loads(path.read_text())
-        code = "\n".join(module.read_text() for module in path.parent.glob("*.py"))
+        described = tomllib.loads(path.read_text(encoding="utf-8"))
+        code = "\n".join(module.read_text(encoding="utf-8") for module in path.parent.glob("*.py"))
         cases, refusals, traps = (
             code.count(f"\n@{kind}") for kind in ("case", "robustness", "trap")
         )

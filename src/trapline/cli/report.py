@@ -108,7 +108,7 @@ def read_certificates(path: Path | None) -> list[Certificate]:
     if path is None:
         return []
     try:
-        found = json.loads(path.read_text())["certificates"]
+        found = json.loads(path.read_text(encoding="utf-8"))["certificates"]
         return TypeAdapter(list[Certificate]).validate_python(found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} does not contain certificates: {_sentence(error)}") from None
@@ -119,7 +119,7 @@ def read_red_team(path: Path | None) -> RedTeam | None:
     if path is None:
         return None
     try:
-        return RedTeam.model_validate_json(path.read_text())
+        return RedTeam.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} does not contain a red-team campaign: {_sentence(error)}"

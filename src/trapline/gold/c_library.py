@@ -116,7 +116,7 @@ def _key(source: Path, compiler: str) -> str:
     program = Path(compiler).resolve()
     version = program.stat()
     parts = (
-        source.read_text() if source.is_file() else "",
+        source.read_text(encoding="utf-8") if source.is_file() else "",
         str((_FLAGS, _PROCESSOR_FLAGS)),
         f"{program} {version.st_size} {version.st_mtime_ns}",
         _processor(),
@@ -128,7 +128,11 @@ def _key(source: Path, compiler: str) -> str:
 def _processor() -> str:
     """The processor's model and instruction sets: `-march=native` depends on them."""
     cpuinfo = Path("/proc/cpuinfo")
-    described = cpuinfo.read_text().split("\n\n")[0] if cpuinfo.is_file() else platform.processor()
+    described = (
+        cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
+        if cpuinfo.is_file()
+        else platform.processor()
+    )
     changing = ("processor", "cpu MHz", "core id", "apicid", "initial apicid", "bogomips")
     kept = (line for line in described.splitlines() if not line.startswith(changing))
     return "\n".join((platform.machine(), *kept))

@@ -266,7 +266,7 @@ class Certifier:
             for name, source in files.items():
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(source)
+                path.write_text(source, encoding="utf-8")
             Path(folder).chmod(0o755)
             with open_submission(
                 self.challenge, Path(folder), self.level, call_seconds

@@ -157,7 +157,7 @@ class DiagnosisCertifier:
         """Right answers, every named bug, so many pairs of them and so many mechanical mutants."""
         for folder in [self.challenge.solution, *self.challenge.alternates]:
             files = {
-                str(path.relative_to(folder)): path.read_text()
+                str(path.relative_to(folder)): path.read_text(encoding="utf-8")
                 for path in sorted(folder.rglob("*.py"))
             }
             yield "right", folder.name, [], files
@@ -221,5 +221,5 @@ def _failure(check: str, run: Run) -> Failure:
 def write_dictionary(challenge: Challenge, fails: dict[str, list[str]]) -> Path:
     path = challenge.dictionary_path
     lines = [f"  {json.dumps(trap)}: {json.dumps(checks)}" for trap, checks in fails.items()]
-    path.write_text('{"fails": {\n' + ",\n".join(lines) + "\n}}\n")
+    path.write_text('{"fails": {\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
     return path

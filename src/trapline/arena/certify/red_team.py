@@ -146,7 +146,7 @@ def read_corpus(folder: Path) -> list[Cheat]:
 
 
 def read_cheat(path: Path) -> Cheat:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     fields = {found[1]: found[2] for line in _header(text) if (found := _FIELD.match(line))}
     wrong = (_NEEDED - set(fields)) | (set(fields) - _KNOWN)
     if wrong:
@@ -184,7 +184,7 @@ def _fragments(path: Path, names: str) -> str:
     """The shared code that an attack's header names."""
     try:
         paths = [path.parent / "fragments" / (name + path.suffix) for name in names.split()]
-        return "\n\n".join(fragment.read_text() for fragment in paths)
+        return "\n\n".join(fragment.read_text(encoding="utf-8") for fragment in paths)
     except FileNotFoundError as error:
         raise UsageError(f"{path}: {error.filename}, which its header uses, is missing") from None
 
@@ -257,7 +257,7 @@ def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Atte
     """Grades one attack like any other submission, and looks at what it gained."""
     with scratch_folder() as name:
         for path, content in cheat.files.items():
-            Path(name, path).write_text(content)
+            Path(name, path).write_text(content, encoding="utf-8")
         cell = _grade(Path(name), challenge, level, seed, cheat.name)
         if challenge.track == "gpu" and "speed" in cheat.at_most:
             cell = _raced(cell, challenge, Path(name), level)

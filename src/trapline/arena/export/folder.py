@@ -12,7 +12,7 @@ def claim(out: Path, form: str) -> None:
     """Marks the folder as ours; refuses one with other files or with another export."""
     marker = out / MARKER
     if marker.is_file():
-        found = marker.read_text(errors="replace").strip()
+        found = marker.read_text(errors="replace", encoding="utf-8").strip()
         if found != form:
             raise UsageError(
                 f"{out} holds an export with --format {found}; give --format {form} another --out"
@@ -24,4 +24,4 @@ def claim(out: Path, form: str) -> None:
             "Give --out an empty or new folder"
         )
     out.mkdir(parents=True, exist_ok=True)
-    marker.write_text(f"{form}\n")
+    marker.write_text(f"{form}\n", encoding="utf-8")

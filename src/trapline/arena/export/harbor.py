@@ -143,10 +143,12 @@ def _write_task(challenge: Challenge, folder: Path, images: str | None) -> Path:
         task += _IMAGES.format(
             **facts, agent_image=f"{name}-agent:{tag}", verifier_image=f"{name}-verifier:{tag}"
         )
-    (folder / "task.toml").write_text(task)
-    (folder / "instruction.md").write_text(challenge.prompt)
+    (folder / "task.toml").write_text(task, encoding="utf-8")
+    (folder / "instruction.md").write_text(challenge.prompt, encoding="utf-8")
     copy_workspace(challenge, folder / "environment" / "workspace")
-    (folder / "environment" / "Dockerfile").write_text(_AGENT_IMAGE.format(**facts))
+    (folder / "environment" / "Dockerfile").write_text(
+        _AGENT_IMAGE.format(**facts), encoding="utf-8"
+    )
     _write_tests(challenge, folder / "tests", facts)
     shutil.copytree(challenge.solution, folder / "solution" / "answer", ignore=_no_leftovers)
     _write_script(folder / "solution" / "solve.sh", _SOLVE_SCRIPT.format(**facts))
@@ -176,13 +178,15 @@ def _write_tests(challenge: Challenge, folder: Path, facts: dict[str, object]) -
     folder.mkdir()
     _copy_package(folder / "package")
     needed = _pinned((*core_requirements(), *challenge.plan.packages))
-    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in needed))
-    (folder / "Dockerfile").write_text(_VERIFIER_IMAGE.format(**facts))
+    (folder / "requirements.txt").write_text(
+        "".join(f"{line}\n" for line in needed), encoding="utf-8"
+    )
+    (folder / "Dockerfile").write_text(_VERIFIER_IMAGE.format(**facts), encoding="utf-8")
     _write_script(folder / "test.sh", _TEST_SCRIPT.format(**facts))
 
 
 def _write_script(path: Path, text: str) -> None:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     path.chmod(0o755)
 
 
@@ -192,7 +196,7 @@ def _copy_package(folder: Path) -> None:
     shutil.copytree(source, folder / source.name, ignore=_no_leftovers)
     metadata = folder / f"trapline-{version('trapline')}.dist-info" / "METADATA"
     metadata.parent.mkdir()
-    metadata.write_text(distribution("trapline").read_text("METADATA") or "")
+    metadata.write_text(distribution("trapline").read_text("METADATA") or "", encoding="utf-8")
 
 
 _no_leftovers = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")

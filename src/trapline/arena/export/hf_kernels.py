@@ -151,17 +151,20 @@ def _write_repository(folder: Path, name: str) -> Path:
         f"from .{module} import {', '.join(names)}" for module, names in family.functions.items()
     )
     exported = ", ".join(f'"{one}"' for one in sorted([*functions, "layers"]))
-    (source / "__init__.py").write_text(_INIT.format(**facts, imports=imports, names=exported))
+    (source / "__init__.py").write_text(
+        _INIT.format(**facts, imports=imports, names=exported), encoding="utf-8"
+    )
     shutil.copy(_TEMPLATES / f"layers_{name}.py.in", source / "layers.py")
-    (folder / "build.toml").write_text(_BUILD.format(**facts))
+    (folder / "build.toml").write_text(_BUILD.format(**facts), encoding="utf-8")
     rows = [f"| {' | '.join(row)} |" for row in family.figures]
     listed = ", ".join(f"`{one}`" for one in functions)
     card = _CARD.format(**facts, functions=listed, figures="\n".join(rows))
-    (folder / "CARD.md").write_text(card)
+    (folder / "CARD.md").write_text(card, encoding="utf-8")
     for variant, backend in VARIANTS.items():
         shutil.copytree(source, folder / "build" / variant)
         (folder / "build" / variant / "metadata.json").write_text(
-            _metadata(folder.name, source, backend)
+            _metadata(folder.name, source, backend),
+            encoding="utf-8",
         )
     return folder
 
@@ -190,7 +193,9 @@ def _write_sources(target: Path, package: str, family: Family) -> None:
         place = path.relative_to(_GOLD)
         copied = target / place
         copied.parent.mkdir(parents=True, exist_ok=True)
-        copied.write_text(_rewrite(path.read_text(), len(place.parts), package))
+        copied.write_text(
+            _rewrite(path.read_text(encoding="utf-8"), len(place.parts), package), encoding="utf-8"
+        )
         for above in copied.relative_to(target).parents:
             (target / above / "__init__.py").touch()
         for other in path.parent.glob("*.c"):
@@ -205,7 +210,7 @@ def _closure(family: Family) -> set[Path]:
         path = _file_of(pending.pop())
         if path is not None and path not in found:
             found.add(path)
-            pending += _imports(ast.parse(path.read_text()))
+            pending += _imports(ast.parse(path.read_text(encoding="utf-8")))
     return found
 
 

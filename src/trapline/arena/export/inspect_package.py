@@ -37,8 +37,10 @@ def write_package(challenges: Iterable[Challenge], out: Path) -> list[Path]:
         if path.exists():
             raise UsageError(f"{path} exists already and is left alone")
     out.mkdir(parents=True, exist_ok=True)
-    paths[0].write_text(_TASKS)
-    paths[1].write_text("".join(json.dumps(_sample(one)) + "\n" for one in challenges))
+    paths[0].write_text(_TASKS, encoding="utf-8")
+    paths[1].write_text(
+        "".join(json.dumps(_sample(one)) + "\n" for one in challenges), encoding="utf-8"
+    )
     return paths
 
 

@@ -60,12 +60,14 @@ def write_nemo_gym(challenges: Sequence[Challenge], out: Path) -> list[Path]:
     for inner in ("configs", "data"):
         (folder / inner).mkdir(parents=True)
     shutil.copy(_APP, folder / "app.py")
-    (folder / "configs" / "trapline.yaml").write_text(_CONFIG)
+    (folder / "configs" / "trapline.yaml").write_text(_CONFIG, encoding="utf-8")
     rows = "".join(json.dumps(_row(one)) + "\n" for one in challenges)
-    (folder / "data" / "example.jsonl").write_text(rows)
+    (folder / "data" / "example.jsonl").write_text(rows, encoding="utf-8")
     requirements = f"-e nemo-gym[dev] @ ../../\ntrapline>={version('trapline')}\n"
-    (folder / "requirements.txt").write_text(requirements)
-    (folder / "README.md").write_text(_README.format(noise=noise_list(challenges)))
+    (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
+    (folder / "README.md").write_text(
+        _README.format(noise=noise_list(challenges)), encoding="utf-8"
+    )
     return [folder]
 
 

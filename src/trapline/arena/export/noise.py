@@ -69,6 +69,6 @@ def noise_list(challenges: Iterable[Challenge]) -> str:
 def published_certificates() -> list[Certificate]:
     """The certificates that ship with this version."""
     found = TypeAdapter(dict[str, list[Certificate]]).validate_json(
-        PUBLISHED_CERTIFICATES.read_text()
+        PUBLISHED_CERTIFICATES.read_text(encoding="utf-8")
     )
     return found["certificates"]

@@ -113,5 +113,5 @@ def write_openenv(challenges: Sequence[Challenge], out: Path) -> list[Path]:
         "README.md": _README.format(noise=noise_list(challenges)),
     }
     for name, text in texts.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
     return [folder]

@@ -38,14 +38,14 @@ def predict(entry: GradeRequest) -> Prediction:
 def write_predictions(entries: Iterable[GradeRequest], path: Path) -> int:
     lines = [predict(entry).model_dump_json() + "\n" for entry in entries]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines))
+    path.write_text("".join(lines), encoding="utf-8")
     return len(lines)
 
 
 def read_predictions(path: Path) -> list[tuple[Challenge, int, Prediction]]:
     """Each answer with its challenge and its number among the model's attempts."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     attempts: dict[tuple[str, str], int] = {}

@@ -24,10 +24,10 @@ def verify(challenge_id: str, workspace: Path, logs: Path) -> None:
     bundle = grade_folder(load(challenge_id), workspace, "harbor")
     cell = bundle.cell
     logs.mkdir(parents=True, exist_ok=True)
-    (logs / "evidence.json").write_text(canonical(bundle))
+    (logs / "evidence.json").write_text(canonical(bundle), encoding="utf-8")
     if cell.score is None:
         raise ArenaError(f"not measured: {cell.reason}")
-    (logs / "reward.json").write_text(json.dumps(rewards(cell), indent=1) + "\n")
+    (logs / "reward.json").write_text(json.dumps(rewards(cell), indent=1) + "\n", encoding="utf-8")
     print(f"{challenge_id}: {cell.letter} {cell.score} {cell.state}: {cell.reason}")
 
 

@@ -101,16 +101,21 @@ def _write_package(folder: Path, challenges: list[Challenge], rows: list[TaskRow
     inside = folder / package
     inside.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(
-        _PROJECT.format(**facts, description=json.dumps(f"{what}: a verifiers environment."))
+        _PROJECT.format(**facts, description=json.dumps(f"{what}: a verifiers environment.")),
+        encoding="utf-8",
     )
     table = "\n".join(map(_noise_row, challenges))
     (folder / "README.md").write_text(
-        _README.format(**facts, description=f"{what}.", rows=table, left_out=_left_out(challenges))
+        _README.format(**facts, description=f"{what}.", rows=table, left_out=_left_out(challenges)),
+        encoding="utf-8",
     )
-    (inside / "__init__.py").write_text(_INIT.format(**facts, description=f"{what}."))
-    (inside / "taskset.py").write_text(_TASKSET.read_text())
+    (inside / "__init__.py").write_text(
+        _INIT.format(**facts, description=f"{what}."), encoding="utf-8"
+    )
+    (inside / "taskset.py").write_text(_TASKSET.read_text(encoding="utf-8"), encoding="utf-8")
     (inside / "tasks.json").write_text(
-        json.dumps([row.model_dump(mode="json") for row in rows], indent=1) + "\n"
+        json.dumps([row.model_dump(mode="json") for row in rows], indent=1) + "\n",
+        encoding="utf-8",
     )
     return folder
 

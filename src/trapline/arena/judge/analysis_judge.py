@@ -71,7 +71,7 @@ def read_rubric(challenge: Challenge) -> list[Criterion]:
         raise UsageError(f"{challenge.id} has no {RUBRIC}, so its analysis cannot be judged")
     return [
         Criterion(name=match[1], text=" ".join(match[2].split()))
-        for match in _CRITERION.finditer(path.read_text())
+        for match in _CRITERION.finditer(path.read_text(encoding="utf-8"))
     ]
 
 

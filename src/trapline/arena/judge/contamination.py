@@ -73,7 +73,10 @@ class Hidden:
         self.names = frozenset(trap.id for trap in challenge.traps)
         prompt, starter = (challenge.folder / name for name in DEPLOYED)
         self._public_text = "\n".join(
-            [prompt.read_text(), *(path.read_text() for path in sorted(starter.rglob("*.py")))]
+            [
+                prompt.read_text(encoding="utf-8"),
+                *(path.read_text(encoding="utf-8") for path in sorted(starter.rglob("*.py"))),
+            ]
         )
         self.public = shingles(self._public_text)
 
@@ -101,7 +104,7 @@ class Hidden:
         gold = self.answers["the gold answer"]
         paths = self._challenge.judge_modules
         return {
-            path.name: self._own([_without_mutants(path.read_text())]) - gold
+            path.name: self._own([_without_mutants(path.read_text(encoding="utf-8"))]) - gold
             for path in paths
             if path.stem != "__init__"
         }
@@ -200,4 +203,4 @@ def _word_runs(text: str) -> list[int]:
 
 def _texts(folder: Path) -> list[str]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".md"))
-    return [path.read_text() for path in paths]
+    return [path.read_text(encoding="utf-8") for path in paths]

@@ -85,7 +85,7 @@ def grade(
 def _is_starter(challenge: Challenge, intake: Intake) -> bool:
     """Whether the solution is still the one that the workspace was deployed with."""
     starter = challenge.folder / "starter" / "solution.py"
-    given = starter.read_text() if starter.is_file() else None
+    given = starter.read_text(encoding="utf-8") if starter.is_file() else None
     texts = intake.texts()[0]
     answers = [name for name in entry_files("", challenge.track) if name in texts]
     return all(texts[name] == given for name in answers)

@@ -66,7 +66,7 @@ def why_no_inspection(level: Level) -> str:
 
 def write_control(folder: Path) -> None:
     for name, text in CONTROL.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:

@@ -323,7 +323,7 @@ class _Server:
     def load(self, challenge: Challenge, subject: str | dict[str, str], full: bool) -> Submission:
         folder = Path(mkdtemp(dir=self.folder))
         for path, source in _files(challenge, subject).items():
-            (folder / path).write_text(source)
+            (folder / path).write_text(source, encoding="utf-8")
         config = challenge.sandbox_config("process", challenge.plan.limits.mutant_seconds)
         if challenge.track == "gpu":
             from trapline.arena.gpu.local import LocalGpuSubmission  # imports torch
@@ -348,7 +348,10 @@ def _files(challenge: Challenge, subject: str | dict[str, str]) -> dict[str, str
 
 def _limit_memory(challenge: Challenge) -> None:
     """As in the sandbox: what does not fit raises MemoryError."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = (
+        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        * resource.getpagesize()
+    )
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = used + (challenge.plan.limits.memory_mb << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))

@@ -150,7 +150,8 @@ def write_script(folder: Path, title: str, calls: Sequence[dict[str, Any]]) -> P
     script = folder / SCRIPT
     script.write_text(
         f"{_comment(title)}\n\nimport numpy as np\nimport solution\n{player}\n"
-        'data = np.load("calls.npz")\n' + "\n".join(lines) + f"\nprint(answer_{len(calls) - 1})\n"
+        'data = np.load("calls.npz")\n' + "\n".join(lines) + f"\nprint(answer_{len(calls) - 1})\n",
+        encoding="utf-8",
     )
     return script
 

@@ -77,7 +77,7 @@ def _try(level: Level, way: Way) -> str:
     """What is wrong with this way to start, found by starting the self-test."""
     with scratch_folder() as folder:
         hidden = [__file__, str(Path(__file__).parents[1] / "__init__.py"), "/etc/passwd"]
-        Path(folder, "hidden.json").write_text(json.dumps(hidden))
+        Path(folder, "hidden.json").write_text(json.dumps(hidden), encoding="utf-8")
         ours, theirs = socket.socketpair()
         with ours, theirs:
             running = _launch(Launch(level, _SELFTEST, Path(folder), theirs), way)

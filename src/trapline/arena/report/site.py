@@ -99,7 +99,7 @@ def tags(checks: Sequence[CheckResult], kind: str = "") -> Markup:
 
 
 def _own(name: str) -> Markup:
-    return Markup((_STATIC / name).read_text())  # noqa: S704 - nothing of a submission is in it
+    return Markup((_STATIC / name).read_text(encoding="utf-8"))  # noqa: S704 - nothing of a submission is in it
 
 
 def content_security_policy() -> str:
@@ -235,7 +235,7 @@ def _forget_pages(out: Path, paths: Sequence[str]) -> None:
     """Removes files that only an earlier report wrote, and lists those of this one."""
     manifest = out / MANIFEST
     try:
-        earlier = set(manifest.read_text().splitlines())
+        earlier = set(manifest.read_text(encoding="utf-8").splitlines())
     except FileNotFoundError:
         earlier = set()
     for path in earlier - set(paths):
@@ -243,4 +243,4 @@ def _forget_pages(out: Path, paths: Sequence[str]) -> None:
         if (out / path).resolve().is_relative_to(out.resolve()):
             (out / path).unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-    manifest.write_text("\n".join(paths) + "\n")
+    manifest.write_text("\n".join(paths) + "\n", encoding="utf-8")

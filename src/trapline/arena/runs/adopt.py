@@ -68,7 +68,9 @@ def adopt(tree: Path, out: Path, options: AdoptOptions) -> list[Adopted]:
     if not any(one.adopted for one in found):
         raise UsageError(_nothing(tree, found))
     track = 'track = "gpu"\n' if options.track == "gpu" else ""
-    (out / SETTINGS).write_text(f'profile = "{options.profile}"\n{track}gold = true\n')
+    (out / SETTINGS).write_text(
+        f'profile = "{options.profile}"\n{track}gold = true\n', encoding="utf-8"
+    )
     return found
 
 
@@ -141,7 +143,7 @@ def _adopt_one(
         return said(f"not adopted: {how}", judge.id, reading.notes)
     _write(task, target, {_adapter_name(options.track): adapter} if adapter else {})
     for file, (text, _) in mended.items():
-        (target / file).write_text(text)
+        (target / file).write_text(text, encoding="utf-8")
     notes = [*reading.notes, *(f"repaired {file}: {done}" for file, (_, done) in mended.items())]
     return said(how, judge.id, notes).model_copy(update={"adopted": True})
 
@@ -166,7 +168,9 @@ def _recognised(task: Path, judges: Sequence[Challenge]) -> tuple[Challenge | No
     if len(named) == 1:
         return named[0], ""
     prompts = [path for path in sorted(task.iterdir()) if _PROMPT.fullmatch(path.name)]
-    text = "\n".join(path.read_text(errors="replace") for path in prompts if path.is_file())
+    text = "\n".join(
+        path.read_text(errors="replace", encoding="utf-8") for path in prompts if path.is_file()
+    )
     stated = [judge for judge in named or judges if text and _is_stated(judge, text)]
     if len(stated) == 1:
         return stated[0], ""
@@ -199,7 +203,7 @@ def _adapter(
     """The text of the adapter and where it comes from; or "" and why there is none."""
     given = _given(task, entrant, judge.id, options)
     if given is not None:
-        text = given.read_text(errors="replace")
+        text = given.read_text(errors="replace", encoding="utf-8")
         if wrong := _wrong_adapter(text):
             return "", f"its adapter {given} {wrong}"
         return text, f"through the adapter {given.parent.name}/{given.name}"
@@ -214,7 +218,7 @@ def _adapter(
         if len(candidates) != 1:
             return "", _unclear(entry, candidates, reading, f"DIR/{entrant}/{judge.id}.py")
         found[entry] = candidates[0]
-    text = binding(judge.profile.template.read_text(), found)
+    text = binding(judge.profile.template.read_text(encoding="utf-8"), found)
     names = ", ".join(f"{one.file}: {one.name}" for one in found.values())
     return text, f"by {names}"
 
@@ -226,7 +230,9 @@ def _cuda_adapter(
     del reading
     given = _given(task, entrant, judge.id, options)
     if given is not None:
-        return given.read_text(errors="replace"), f"through the adapter {given.name}"
+        return given.read_text(
+            errors="replace", encoding="utf-8"
+        ), f"through the adapter {given.name}"
     assert judge.profile is not None
     path = f"DIR/{entrant}/{judge.id}.cu"
     (signs,) = _signs(judge).entries.values()
@@ -237,7 +243,7 @@ def _cuda_adapter(
         what = f"{several} define {name}" if found else f"no CUDA file defines {name}"
         return "", f"{what}; write --adapters {path}"
     try:
-        text = cuda_code.adapter(judge.profile.template.read_text(), found[0])
+        text = cuda_code.adapter(judge.profile.template.read_text(encoding="utf-8"), found[0])
     except ValueError as unclear:
         return "", f"{unclear}; write --adapters {path}"
     return text, f"by {found[0].file}: {name}{'<k>' if found[0].is_template else ''}"
@@ -247,7 +253,7 @@ def mend(task: Path) -> dict[str, tuple[str, str]]:
     """CUDA files that needed a repair → their text after it, and what was done."""
     found = {}
     for path in cuda_code.code_files(task):
-        text, done = cuda_code.repaired(path.read_text(errors="replace"))
+        text, done = cuda_code.repaired(path.read_text(errors="replace", encoding="utf-8"))
         if done:
             found[str(path.relative_to(task))] = text, ", ".join(done)
     return found
@@ -312,7 +318,7 @@ def _write(task: Path, target: Path, adapter: dict[str, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     for name, text in adapter.items():
-        (target / name).write_text(text)
+        (target / name).write_text(text, encoding="utf-8")
     logs = sorted(path for path in task.iterdir() if _SESSION.fullmatch(path.name))
     if logs and not logs[0].is_symlink():
         kept = (target / RECORD).with_name(SESSION)

@@ -51,7 +51,7 @@ def find_launchers(folder: Path, name: str) -> list[Launcher]:
         rf"{_TEMPLATE}{_QUALIFIERS}[\w:]+\s+{name}\s*\((?P<parameters>[^)]*)\)\s*\{{"
     )
     for path in code_files(folder):
-        text = _COMMENT.sub(" ", path.read_text(errors="replace"))
+        text = _COMMENT.sub(" ", path.read_text(errors="replace", encoding="utf-8"))
         for match in pattern.finditer(text):
             given = tuple(map(_parameter, match["parameters"].split(",")))
             relative = str(path.relative_to(folder))

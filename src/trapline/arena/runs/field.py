@@ -133,7 +133,7 @@ def read_settings(field: Path) -> FieldSettings:
     if not path.is_file():
         return FieldSettings()
     try:
-        settings = FieldSettings.model_validate(tomllib.loads(path.read_text()))
+        settings = FieldSettings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     except ValidationError:

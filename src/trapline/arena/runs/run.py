@@ -200,7 +200,7 @@ def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Opti
 def this_machine() -> str:
     """Distinguishes the machines that share a store without naming them."""
     path = Path("/etc/machine-id")
-    known = path.read_text() if path.is_file() else ""
+    known = path.read_text(encoding="utf-8") if path.is_file() else ""
     return hashlib.sha256(f"{platform.node()} {known}".encode()).hexdigest()[:12]
 
 

@@ -60,7 +60,7 @@ class AgentRun:
 
 @cache
 def table() -> dict[str, Agent]:
-    text = Path(__file__).with_name("agents.toml").read_text()
+    text = Path(__file__).with_name("agents.toml").read_text(encoding="utf-8")
     return {name: Agent.model_validate(entry) for name, entry in tomllib.loads(text).items()}
 
 

@@ -43,7 +43,7 @@ def write_files(workspace: Path, files: dict[str, str]) -> None:
         path = workspace / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         except (OSError, ValueError) as error:
             raise AnswerError(f"{name!r} cannot be written: {error}") from None
 

@@ -34,7 +34,9 @@ def claim_field(root: Path, profile: str, track: Track = "cpu") -> None:
             "into another folder"
         )
     root.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'profile = "{profile}"\n' if profile else f'track = "{track}"\n')
+    path.write_text(
+        f'profile = "{profile}"\n' if profile else f'track = "{track}"\n', encoding="utf-8"
+    )
 
 
 def check_entrant(name: str) -> str:
@@ -69,17 +71,17 @@ def free_workspace(
 
 def copy_workspace(challenge: Challenge, workspace: Path) -> None:
     workspace.mkdir(parents=True, exist_ok=True)
-    (workspace / PROMPT).write_text(challenge.prompt)
+    (workspace / PROMPT).write_text(challenge.prompt, encoding="utf-8")
     for name, text in read_starter(challenge).items():
         target = workspace / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        target.write_text(text, encoding="utf-8")
 
 
 def read_starter(challenge: Challenge) -> dict[str, str]:
     folder = challenge.folder / STARTER
     return {
-        str(path.relative_to(folder)): path.read_text()
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for path in sorted(folder.rglob("*"))
         if path.suffix in (".py", ".cu")
     }

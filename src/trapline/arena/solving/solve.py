@@ -135,7 +135,7 @@ def is_done(assignment: Assignment) -> bool:
 def read_record(assignment: Assignment) -> SolveRecord:
     path = assignment.workspace / RECORD
     try:
-        return SolveRecord.model_validate_json(path.read_text())
+        return SolveRecord.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

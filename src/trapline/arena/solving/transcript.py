@@ -61,7 +61,7 @@ class Transcript:
         self._folder, self._session, self._agent = folder, session, agent
         self._steps: list[Step] = []
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "raw.jsonl").write_text("")
+        (folder / "raw.jsonl").write_text("", encoding="utf-8")
 
     def add(self, source: Source, message: str, metrics: Metrics | None = None) -> None:
         now = datetime.now(UTC).isoformat()
@@ -73,7 +73,7 @@ class Transcript:
             metrics=metrics,
         )
         self._steps.append(step)
-        with (self._folder / "raw.jsonl").open("a") as file:
+        with (self._folder / "raw.jsonl").open("a", encoding="utf-8") as file:
             file.write(step.model_dump_json() + "\n")
 
     def totals(self) -> FinalMetrics:
@@ -94,20 +94,20 @@ class Transcript:
             session_id=self._session, agent=self._agent, steps=self._steps, final_metrics=totals
         )
         text = json.dumps(_without_nothing(trajectory.model_dump(mode="json")), indent=1)
-        (self._folder / "trajectory.json").write_text(text + "\n")
+        (self._folder / "trajectory.json").write_text(text + "\n", encoding="utf-8")
         return totals
 
 
 def write_public(folder: Path) -> None:
     """The messages of `trajectory.json`, redacted and shortened, for the evidence of a grade."""
     try:
-        text = (folder / "trajectory.json").read_text()
+        text = (folder / "trajectory.json").read_text(encoding="utf-8")
         steps = Trajectory.model_validate_json(text).steps[:MOST_STEPS]
     except (OSError, ValueError):
         return
     redactor = Redactor(learned=learn_document(text))
     public = [{"source": one.source, "message": _safe(one.message, redactor)} for one in steps]
-    (folder / PUBLIC).write_text(json.dumps(public, indent=1) + "\n")
+    (folder / PUBLIC).write_text(json.dumps(public, indent=1) + "\n", encoding="utf-8")
 
 
 def _safe(message: str, redactor: Redactor) -> str:

@@ -114,7 +114,7 @@ def prose(first: int) -> tuple[list[Document], int]:
 
     Token ids begin at `first`.
     """
-    lines = files(__package__).joinpath("prose.txt").read_text().splitlines()
+    lines = files(__package__).joinpath("prose.txt").read_text(encoding="utf-8").splitlines()
     alphabet = {letter: first + place for place, letter in enumerate(sorted(set("".join(lines))))}
     return [[alphabet[letter] for letter in line] for line in lines if line], len(alphabet)
 

@@ -10,7 +10,7 @@ from trapline.gold.errors import RangeError
 
 def read_table(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RangeError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):

@@ -152,14 +152,14 @@ def save_ends(folder: str | Path, ends: Sequence[int]) -> None:
     """Writes stop tokens to `generation_config.json`, which `end_ids` reads first."""
     if ends:
         said = json.dumps({"eos_token_id": ends[0] if len(ends) == 1 else list(ends)})
-        (Path(folder) / "generation_config.json").write_text(said + "\n")
+        (Path(folder) / "generation_config.json").write_text(said + "\n", encoding="utf-8")
 
 
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RangeError(f"{path} is not valid JSON: {error}") from None
     return found if isinstance(found, dict) else {}

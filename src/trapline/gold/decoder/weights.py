@@ -97,7 +97,9 @@ def quantisation(folder: Path) -> str | None:
 def quantisation_settings(folder: Path) -> dict[str, Any]:
     """The `quantization_config` of `config.json`; empty without one."""
     try:
-        declared = json.loads((folder / "config.json").read_text())["quantization_config"]
+        declared = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
+            "quantization_config"
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return declared if isinstance(declared, dict) else {}
@@ -160,7 +162,7 @@ def _shards(folder: Path) -> list[str]:
     if not index.is_file():
         return ["model.safetensors"]
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RangeError(f"{index} is not the index of a sharded checkpoint") from None
 
@@ -176,14 +178,16 @@ class CheckpointFiles:
 
     def write(self, folder: Path) -> None:
         """Writes all files, for transformers too."""
-        (folder / "config.json").write_text(json.dumps(self.settings, indent=1) + "\n")
+        (folder / "config.json").write_text(
+            json.dumps(self.settings, indent=1) + "\n", encoding="utf-8"
+        )
         for name, names in self.shards.items():
             save_tensors({one: self.tensors[one] for one in names}, folder / name)
         if len(self.shards) > 1:
             total = sum(one.numel() * one.element_size() for one in self.tensors.values())
             where = {one: name for name, names in self.shards.items() for one in names}
             index = {"metadata": {"total_size": total}, "weight_map": where}
-            (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+            (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def files_of(decoder: Network, shard_bytes: int) -> CheckpointFiles:

@@ -106,7 +106,7 @@ class Setting:
 
 @cache
 def _shapes() -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())
+    return tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
 
 
 @cache

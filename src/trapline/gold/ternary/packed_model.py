@@ -135,7 +135,7 @@ def save_packed(decoder: Network, folder: str | Path) -> None:
     }
     write_file(folder / _FILE, lambda place: save_tensors(tensors, place))
     text = json.dumps(raw, indent=1) + "\n"
-    write_file(folder / "config.json", lambda place: place.write_text(text))
+    write_file(folder / "config.json", lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def load_packed(
@@ -151,7 +151,7 @@ def load_packed(
     """
     folder = Path(folder)
     kind = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
-    raw = json.loads((folder / "config.json").read_text())
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     group_size = raw["quantization_config"].get("group_size")
     if type(group_size) is not int or group_size < 1:
         raise RangeError(f"group_size of the packed weights must be positive, got {group_size!r}")

@@ -29,7 +29,7 @@ def save(model: DFlash, folder: str | Path, *, dtype: torch.dtype | None = None)
         "mask_id": config.mask_id,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "drafter.json").write_text(json.dumps(written, indent=1) + "\n")
+    (folder / "drafter.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     tensors = {
         name: value.detach().to(dtype or value.dtype).cpu()
         for name, value in model.named_parameters()

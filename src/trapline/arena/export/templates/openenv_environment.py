@@ -17,7 +17,7 @@ try:
 except ImportError:  # started from inside the folder, as the Dockerfile does
     from models import TraplineAction, TraplineObservation
 
-ROWS = json.loads((Path(__file__).parents[1] / "tasks.json").read_text())
+ROWS = json.loads((Path(__file__).parents[1] / "tasks.json").read_text(encoding="utf-8"))
 
 
 class TraplineEnvironment(Environment):

@@ -105,6 +105,6 @@ class TraplineTaskset(vf.Taskset[TraplineTask, TraplineConfig]):
     """The challenges of `tasks.json`."""
 
     def load(self) -> Iterator[TraplineTask]:
-        for row in json.loads(ROWS.read_text()):
+        for row in json.loads(ROWS.read_text(encoding="utf-8")):
             data = TraplineData(id=row["challenge"], name=row["challenge"], **row)
             yield TraplineTask(data, self.config.task)

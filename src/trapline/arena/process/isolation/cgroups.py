@@ -56,7 +56,9 @@ class Group:
         found: set[int] = set()
         for folder in self._folders:
             with contextlib.suppress(OSError):
-                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
+                found.update(
+                    map(int, (folder / "cgroup.procs").read_text(encoding="utf-8").split())
+                )
         return sorted(found)
 
     def peak_bytes(self) -> int | None:
@@ -71,7 +73,7 @@ class Group:
         for name in ("memory.oom_control", "memory.events"):
             if self._memory is not None:
                 with contextlib.suppress(OSError):
-                    words = (self._memory / name).read_text().split()
+                    words = (self._memory / name).read_text(encoding="utf-8").split()
                     return int(words[words.index("oom_kill") + 1]) > 0
         return False
 
@@ -145,7 +147,7 @@ def _parents() -> tuple[Path, ...]:
     """Where a group may be made: our own folder in each hierarchy that counts what we limit."""
     paths = _own_paths()
     found = []
-    for line in _MOUNTS.read_text().splitlines():
+    for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         fields, _, kind = line.partition(" - ")
         file_system, _, options = kind.split(" ", 2)
         controllers = {"memory", "pids", "freezer"} & set(options.split(","))
@@ -162,7 +164,7 @@ def _enable_controllers(parent: Path) -> None:
     processes of others are in the way."""
     for controller in ("memory", "pids"):
         with contextlib.suppress(OSError):
-            (parent / "cgroup.subtree_control").write_text(f"+{controller}")
+            (parent / "cgroup.subtree_control").write_text(f"+{controller}", encoding="utf-8")
 
 
 def _works(parent: Path) -> bool:
@@ -181,7 +183,7 @@ def _works(parent: Path) -> bool:
 def _own_paths() -> dict[str, str]:
     """Controller → our path; "" for version 2."""
     paths = {}
-    for line in _MEMBERSHIP.read_text().splitlines():
+    for line in _MEMBERSHIP.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             paths[controller] = path
@@ -201,15 +203,15 @@ def _write_first(folder: Path, names: tuple[str, ...], *values: object) -> bool:
     for index, name in enumerate(names):
         with contextlib.suppress(OSError):
             if (folder / name).exists():
-                (folder / name).write_text(str(values[index % len(values)]))
+                (folder / name).write_text(str(values[index % len(values)]), encoding="utf-8")
                 return True
     return False
 
 
 def _is_frozen(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        return (folder / "freezer.state").read_text() == "FROZEN\n"
-    return "frozen 1" in (folder / "cgroup.events").read_text()
+        return (folder / "freezer.state").read_text(encoding="utf-8") == "FROZEN\n"
+    return "frozen 1" in (folder / "cgroup.events").read_text(encoding="utf-8")
 
 
 @cache

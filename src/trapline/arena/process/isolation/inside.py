@@ -215,7 +215,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
 

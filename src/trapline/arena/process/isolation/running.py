@@ -81,7 +81,7 @@ class RunningSandbox:
         self._group.reset_peak()
         for pid in descendants(self.pid):
             with contextlib.suppress(OSError):
-                Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
+                Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK, encoding="utf-8")
 
     def reason(self) -> str:
         code = self._process.poll()
@@ -187,7 +187,7 @@ def _children(pid: int) -> list[int] | None:
     children: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            text = Path(f"/proc/{pid}/task/{task}/children").read_text()
+            text = Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="utf-8")
             children += map(int, text.split())
     except OSError:
         return None
@@ -201,7 +201,7 @@ def _peak_of(pid: int) -> int:
 def _status(pid: int, field: str) -> str:
     """One field of what the kernel says of a process; empty when it is gone."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith(f"{field}:"):
                 return line.partition(":")[2]
     return ""

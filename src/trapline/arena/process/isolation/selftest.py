@@ -14,14 +14,14 @@ from functools import partial
 
 def main() -> None:
     channel, folder = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    with open(os.path.join(folder, "hidden.json")) as file:
+    with open(os.path.join(folder, "hidden.json"), encoding="utf-8") as file:
         hidden = json.load(file)
     report = {
         "numpy": importlib.util.find_spec("numpy") is not None,
         "trapline": importlib.util.find_spec("trapline") is not None,
         "readable": [path for path in hidden if _can(partial(open, path))],
         "socket": _can(lambda: socket.socket().close()),
-        "writable": _can(lambda: open(os.path.join(folder, "new"), "w").close()),
+        "writable": _can(lambda: open(os.path.join(folder, "new"), "w", encoding="utf-8").close()),
         "signals": _can(lambda: os.kill(os.getppid(), 0)) and os.getppid() != 1,
         "user": os.getuid(),
     }

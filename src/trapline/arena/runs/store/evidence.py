@@ -61,7 +61,7 @@ def read_bundle(path: Path) -> Bundle:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"no bundle {path}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -93,7 +93,7 @@ def write_durably(path: Path, text: str) -> None:
     """The file is there whole, or not at all, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("w") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

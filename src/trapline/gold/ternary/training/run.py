@@ -231,7 +231,7 @@ def _leave(job: Job, text: Text, trainer: Trainer, best: Decoder, result: Result
     shape = asdict(_shape(best, job.shape.context))
     summary = {"recipe": asdict(job.recipe), "shape": shape, **asdict(result)}
     said = json.dumps(summary, indent=1, default=str) + "\n"
-    write_file(job.out / "run.json", lambda place: place.write_text(said))
+    write_file(job.out / "run.json", lambda place: place.write_text(said, encoding="utf-8"))
     try:
         curves.plot({job.out.name: trainer.progress.rows}, job.out / "curves.png")
     except ImportError:
