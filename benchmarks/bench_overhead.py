@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from harness import Call, Contender, Rules, Timing, compare, show, write
+from harness import Call, Clock, Contender, Rules, Timing, compare, show, write
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -189,7 +189,7 @@ def called_cases() -> dict[str, list[Contender]]:
         shape = TOKENS // length, heads, length, width
         q, k, v = (drawn(*shape).requires_grad_() for _ in range(3))
         dout = drawn(*shape)
-        name = f"as called D{width} N{length} causal"
+        name = f"D{width} N{length} causal"
         made[f"{name} forward"] = forward_contenders(*(x.detach() for x in (q, k, v)))
         made[f"{name} backward"] = backward_contenders(q, k, v, dout)
     return made
@@ -228,21 +228,20 @@ def main() -> None:
     rules = Rules(rounds=3 if given.quick else 21, calls=CALLS, warm_up=0.1, drift=0.2, repeats=5)
     host = attention_cases() | row_cases()
     results: dict[str, list[Timing]] = {}
-    with torch.no_grad():
-        for name, several in host.items():
+
+    def measure(cases: dict[str, list[Contender]], rules: Rules, clock: Clock, kind: str) -> None:
+        for name, several in cases.items():
             if given.only in name:
-                results[f"host {name}"] = compare(several, _device(), rules, clock=HostClock())
-    for name, several in training_cases().items():
-        if given.only in name:
-            results[f"host {name}"] = compare(several, _device(), rules, clock=HostClock())
+                results[kind + name] = compare(several, _device(), rules, clock=clock)
+                print(f"{kind}{name}\n{show(results[kind + name])}", flush=True)
+        write("overhead", _device(), results)
+
+    with torch.no_grad():
+        measure(host, rules, HostClock(), "host ")
+    measure(training_cases(), rules, HostClock(), "host ")
     if torch.cuda.is_available():
         few = Rules(rounds=rules.rounds // 3 or 1, calls=20, warm_up=0.1, drift=0.1, repeats=3)
-        for name, several in called_cases().items():
-            if given.only in name:
-                results[name] = compare(several, _device(), few, clock=EventClock())
-    for name, times in results.items():
-        print(f"{name}\n{show(times)}", flush=True)
-    write("overhead", _device(), results)
+        measure(called_cases(), few, EventClock(), "as called ")
 
 
 if __name__ == "__main__":
