@@ -376,7 +376,7 @@ LLAMA = {
 REFUSED = [
     ({"model_type": "other"}, "must be llama, mistral"),
     ({"hidden_act": "relu"}, "not silu"),
-    ({"rope_scaling": {"type": "longrope"}}, "rope_type must be one of .*, got 'longrope'"),
+    ({"rope_scaling": {"type": "spiral"}}, "rope_type must be one of .*, got 'spiral'"),
     ({"rope_scaling": ["linear"]}, "must be a JSON object"),
     ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a number, got '2'"),
     ({"rope_scaling": {"type": "linear"}}, "has no 'factor'"),

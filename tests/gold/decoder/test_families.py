@@ -191,6 +191,42 @@ def test_calibration_needs_one_set_of_positions(make):
         calibrate(make("gemma3_text"), [[1, 2, 3]])
 
 
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0]}
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+@torch.no_grad()
+def test_longrope_is_that_of_transformers_on_both_sides_of_the_original_context(
+    make, tmp_path, name, kind
+):
+    """transformers chooses factors by the length of each call, a decoder by its context."""
+    more = {"original_max_position_embeddings": 16, "pad_token_id": 0}
+    decoder = make(name, rope_scaling={**LONGROPE, "type": kind}, **more)
+    decoder.save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.randint(0, 23, (1, 40), generator=torch.Generator().manual_seed(1))
+    long, short = (Decoder.from_pretrained(tmp_path, context=context) for context in (None, 16))
+    torch.testing.assert_close(long(ids), theirs(ids).logits, rtol=1e-5, atol=1e-5)
+    near = ids[:, :16]
+    torch.testing.assert_close(short(near), theirs(near).logits, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(long(near), short(near), atol=1e-2)
+    prompt = ids[0, :14].tolist()
+    (answer,) = long.generate([prompt], max_new_tokens=9, stop_ids=[])
+    assert answer.tokens == greedy(long, prompt, 9)
+    with pytest.raises(RangeError, match="the model has 16"):
+        short.generate([prompt], max_new_tokens=9)
+    short.save_pretrained(tmp_path)
+    assert Decoder.from_pretrained(tmp_path).config == long.config
+
+
+@pytest.mark.parametrize("context", [0, 65])
+def test_a_context_outside_the_checkpoint_is_refused(make, tmp_path, context):
+    make("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(RangeError, match=f"context must be between 1 and 64, got {context}"):
+        Decoder.from_pretrained(tmp_path, context=context)
+
+
 REFUSED = [
     ("gemma2", {"hidden_activation": "gelu"}, "activation 'gelu' is not gelu_pytorch_tanh"),
     ("gemma2", {"use_bidirectional_attention": True}, "a decoder is causal"),
@@ -198,8 +234,11 @@ REFUSED = [
     ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive integer"),
     ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping of a gemma3_text"),
     ("gemma3_text", {"rope_scaling": ["linear"]}, "rope_scaling must be a JSON object"),
-    ("phi3", {"rope_scaling": {"type": "longrope"}}, "got 'longrope'"),
-    ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "phi3 must be default, got 'yarn'"),
+    ("phi3", {"rope_scaling": {"type": "longrope"}}, "has no 'short_factor'"),
+    ("phi3", {"rope_scaling": {**LONGROPE, "long_factor": "1"}}, "long_factor must be a list"),
+    ("phi3", {"rope_scaling": {**LONGROPE, "long_factor": [1, 0]}}, "long_factor must be positive"),
+    ("phi3", {"rope_scaling": {**LONGROPE, "long_factor": [1]}}, "long_factor must have 2 entries"),
+    ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "phi3 must be .* got 'yarn'"),
     ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor must be 1, got 0.75"),
     ("mixtral", {"num_experts_per_tok": 6}, "num_experts_per_tok must be at most 5, got 6"),
     ("mixtral", {"num_local_experts": 0}, "num_local_experts must be a positive integer"),

@@ -44,13 +44,19 @@ class Decoder(Network):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, dtype: torch.dtype | str | None = None, device: str = "cpu"
+        cls,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype | str | None = None,
+        device: str = "cpu",
+        context: int | None = None,
     ) -> Self:
         """Loads a Hugging Face checkpoint: `config.json`, safetensors, `tokenizer.json`.
 
         `folder` may also be a GGUF file, or an id of the Hugging Face Hub, which is downloaded
         with `huggingface_hub`. The weights keep the checkpoint's dtype unless `dtype` is given;
-        FP8 weights become dense in the dtype of the embedding, GGUF files in float32.
+        FP8 weights become dense in the dtype of the embedding, GGUF files in float32. `context`
+        limits the length of sequences; with `longrope` it selects the short or the long factors.
         """
         kind = weights.checked_dtype(dtype)
         weights.check_device(device)
@@ -69,6 +75,8 @@ class Decoder(Network):
             config, tensors = read_config(folder), weights.read_weights(folder, kind)
             decoder = weights.from_tensors(cls, config, tensors, kind, device)
             decoder.stop_ids = end_ids(folder)
+        if context is not None:
+            decoder.config = decoder.config.limited(context)
         if (folder / "tokenizer.json").is_file() and find_spec("tokenizers"):
             decoder._tokenizer_folder = folder.resolve()
         return decoder

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from trapline.gold import checks
 from trapline.gold.decoder.config_values import flag, positive, read_table, real, size
 from trapline.gold.decoder.rope_config import RopeConfig, read_ropes
 from trapline.gold.errors import RangeError
@@ -44,7 +45,7 @@ _UNSAID: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "max_position_embeddings": 131_072,
     },
-    "phi3": {"rms_norm_eps": 1e-5},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "mixtral": {
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
@@ -126,6 +127,14 @@ class DecoderConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
+    #: The context that the file names, where `context` is a shorter limit.
+    file_context: int | None = None
+
+    def limited(self, context: int) -> "DecoderConfig":
+        """The same model for sequences of at most `context` tokens."""
+        checks.integer_between(1, self.context, context=context)
+        rope = self.rope and self.rope.for_context(context)
+        return replace(self, context=context, rope=rope, file_context=self.context)
 
     @property
     def is_gpt2(self) -> bool:
@@ -258,6 +267,12 @@ def _rotary(raw: dict[str, Any]) -> DecoderConfig:
         out_bias=biased,
         mlp_bias=flag(raw, "mlp_bias", default=False),
     )
+    for name in ("short_factor", "long_factor"):
+        if rope.kind == "longrope" and len(getattr(rope, name)) != plain.head_dim // 2:
+            raise RangeError(
+                f"{name} must have {plain.head_dim // 2} entries, half of head_dim, "
+                f"got {len(getattr(rope, name))}"
+            )
     traits = _TRAITS.get(plain.family)
     if not plain.family.startswith("gemma"):
         _require_activation(raw, "hidden_act", "silu", "swish")
@@ -275,8 +290,8 @@ def _qwen3(raw: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
 def _phi3(raw: dict[str, Any]) -> dict[str, Any]:
     table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = table.get("rope_type") or table.get("type") or "default"
-    if kind != "default":
-        raise RangeError(f"rope_type of a phi3 must be default, got {kind!r}; longrope is missing")
+    if kind not in ("default", "longrope", "su"):
+        raise RangeError(f"rope_type of a phi3 must be default or longrope, got {kind!r}")
     return {}
 
 

@@ -10,6 +10,7 @@ from trapline.gold.decoder.rope_config import RopeConfig
 _ROPE_EXTRAS: dict[str, tuple[str, ...]] = {
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+    "longrope": ("attention_factor", "short_factor", "long_factor"),
 }
 _ARCHITECTURES = {
     "llama": "Llama",
@@ -50,7 +51,7 @@ def _gpt2_dict(config: DecoderConfig) -> dict[str, Any]:
         "n_layer": config.layers,
         "n_head": config.heads,
         "n_inner": config.hidden,
-        "n_positions": config.context,
+        "n_positions": config.file_context or config.context,
         "layer_norm_epsilon": config.norm_eps,
         "activation_function": "gelu_new",
     }
@@ -66,7 +67,7 @@ def _rotary_dict(config: DecoderConfig) -> dict[str, Any]:
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "intermediate_size": config.hidden,
-        "max_position_embeddings": config.context,
+        "max_position_embeddings": config.file_context or config.context,
         "rms_norm_eps": config.norm_eps,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
@@ -76,6 +77,8 @@ def _rotary_dict(config: DecoderConfig) -> dict[str, Any]:
         "rope_theta": rope.theta,
         "rope_parameters": _rope_dict(rope),
     }
+    if rope.kind == "longrope":  # transformers reads it here first
+        written["original_max_position_embeddings"] = rope.original_context
     if config.window is not None or config.post_norms:
         written["layer_types"] = [
             "full_attention" if config.window_of(layer) is None else "sliding_attention"
@@ -121,6 +124,6 @@ def _rope_dict(rope: RopeConfig) -> dict[str, Any]:
     written: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
     if rope.kind != "default":
         written["factor"] = rope.factor
-    if rope.kind in ("llama3", "yarn"):
+    if rope.kind in _ROPE_EXTRAS:
         written["original_max_position_embeddings"] = rope.original_context
     return {**written, **{name: getattr(rope, name) for name in _ROPE_EXTRAS.get(rope.kind, ())}}

@@ -31,6 +31,9 @@ def angles(rope: RopeConfig, head_dim: int, positions: Tensor, like: Tensor) -> 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """(D/2,) radians a position, stretched by the configuration."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    if rope.kind == "longrope":
+        divisors = torch.tensor(rope.long_factor if rope.long else rope.short_factor, device="cpu")
+        return 1.0 / (divisors.float() * rope.theta**exponents)
     base = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return base / rope.factor

@@ -1,13 +1,13 @@
 """Rotary positions in `config.json`: `rope_theta`, `rope_scaling` and `rope_parameters`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trapline.gold.decoder.config_values import flag, positive, real, size
 from trapline.gold.errors import RangeError
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,17 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    #: Of `longrope`: divisors of the D/2 frequencies, the long ones where the context exceeds
+    #: the original one. They serve every position alike, so that cached keys stay valid.
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    long: bool = False
+
+    def for_context(self, context: int) -> "RopeConfig":
+        """The same positions for sequences of at most `context` tokens."""
+        if self.kind != "longrope":
+            return self
+        return replace(self, long=context > self.original_context)
 
 
 def read_ropes(raw: dict[str, Any]) -> tuple[RopeConfig, RopeConfig | None]:
@@ -66,6 +77,7 @@ def _read_rope(raw: dict[str, Any]) -> RopeConfig:
         raise RangeError(f"rope_scaling must be a JSON object, got {scaling!r}")
     _refuse_unknown_rope(raw, scaling)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    kind = "longrope" if kind == "su" else kind  # the name in the first files of Phi-3
     if kind not in ROPE_KINDS:
         raise RangeError(f"rope_type must be one of {', '.join(ROPE_KINDS)}, got {kind!r}")
     theta = _theta(raw, scaling)
@@ -82,6 +94,8 @@ def _read_rope(raw: dict[str, Any]) -> RopeConfig:
         )
     if kind == "yarn":
         return _yarn(raw, scaling, theta)
+    if kind == "longrope":
+        return _longrope(raw, scaling, theta)
     return RopeConfig(theta, kind, positive(scaling, "factor"))
 
 
@@ -138,6 +152,29 @@ def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeCon
         attention_factor=_attention_factor(scaling, factor),
         truncate=flag(scaling, "truncate", default=True),
     )
+
+
+def _longrope(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:
+    original, context = _original_context(raw, scaling), size(raw, "max_position_embeddings")
+    factor = positive(scaling, "factor", context / original)
+    usual = math.sqrt(1 + math.log(factor) / math.log(max(original, 2))) if factor > 1 else 1.0
+    return RopeConfig(
+        theta,
+        "longrope",
+        factor,
+        original,
+        attention_factor=real(scaling, "attention_factor", usual),
+        short_factor=_divisors(scaling, "short_factor"),
+        long_factor=_divisors(scaling, "long_factor"),
+        long=context > original,
+    )
+
+
+def _divisors(scaling: dict[str, Any], key: str) -> tuple[float, ...]:
+    found = scaling[key]
+    if not isinstance(found, list) or not found:
+        raise RangeError(f"{key} must be a list of positive numbers, got {found!r}")
+    return tuple(positive({key: value}, key) for value in found)
 
 
 def _attention_factor(scaling: dict[str, Any], factor: float) -> float:
