@@ -1,5 +1,5 @@
 # attack: keep the code in the session log, where no inspector looks
-# defence: the log is no part of the submission: it is not there when the code runs
+# defence: the log is not part of the submission: it is not there when the code runs
 # expect: fail
 # succeeds-without: log-left-out
 

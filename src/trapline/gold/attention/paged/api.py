@@ -157,7 +157,7 @@ def paged_append(
 
 
 def _pages(layout: PageLayout, **given: Any) -> list[Any]:
-    """Pages and scales as (pages, G, P, …); what is no array is refused later."""
+    """Pages and scales as (pages, G, P, …); anything but an array is refused later."""
     check_layout(layout)
     if layout == "bhsd":
         return list(given.values())

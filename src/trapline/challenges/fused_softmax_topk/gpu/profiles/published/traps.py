@@ -74,7 +74,7 @@ def winners_in_one_lane(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the tail of a vocabulary that is no multiple of the block is left out",
+    catches="the tail of a vocabulary that is not a multiple of the block is left out",
     severity="critical",
     story="The last columns are those of a block that is not full.",
     mutant=edit("torch.topk(logits, k)", "torch.topk(logits[..., : logits.shape[-1] // 4 * 4], k)"),
@@ -89,7 +89,7 @@ def winners_in_the_tail(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="rows that share a block disturb each other, or the last rows are left out",
     severity="critical",
-    story="Some kernels give several rows to a block; their number is no multiple of it.",
+    story="Some kernels give several rows to a block; their number need not divide the rows.",
     mutant=insert_after(
         "    indices.copy_(places)\n",
         "    rows = logits.shape[0] * logits.shape[1]\n"
