@@ -1,6 +1,7 @@
 """Starting the program is cheap: a verb imports what it needs, the list of verbs nothing."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,46 @@ def test_counts_read_from_text_equal_the_loaded_challenges():
         for one in load_all().values()
     ]
     assert summaries() == [(*row[:3], str(row[3]), str(row[4])) for row in loaded]
+
+
+#: A KeyboardInterrupt right after an import took a module's lock would leave it locked: another
+#: thread that imports the module would wait for ever, and the program for the thread.
+INTERRUPTED_IMPORT = """
+import os, signal, sys, threading
+from trapline.cli.main import guarded
+
+def interrupt(frame, event, _):
+    if (frame.f_code.co_filename, frame.f_code.co_name) != (BOOTSTRAP, "acquire"):
+        return None
+    if event == "return":
+        sys.settrace(None)
+        os.kill(os.getpid(), signal.SIGINT)
+    return interrupt
+
+BOOTSTRAP = "<frozen importlib._bootstrap>"
+
+def program():
+    sys.settrace(interrupt)
+    try:
+        import colorsys
+    except KeyboardInterrupt:
+        threading.Thread(target=lambda: __import__("colorsys")).start()
+
+guarded(program)
+"""
+
+
+def test_interrupt_inside_an_import_ends_the_program():
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == -signal.SIGINT
+
+
+def test_ignored_interrupt_stays_ignored():
+    code = (
+        "import os; from trapline.cli.main import guarded; guarded(lambda: os.kill(os.getpid(), 2))"
+    )
+    command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    assert subprocess.run(command, env=environment, timeout=60).returncode == 0

@@ -2,9 +2,11 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -94,11 +96,13 @@ def main() -> None:
     # The program itself has no option with a value: the first other word is the verb.
     verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     completing = "_TRAPLINE_COMPLETE" in os.environ
-    guarded(build(None if completing else verb))
+    guarded(lambda: build(None if completing else verb)())
 
 
 def guarded(program: Callable[[], None]) -> None:
     """Runs the program; an error that we foresee becomes one sentence and an exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         program()
     except InterruptedRunError as error:
@@ -116,6 +120,19 @@ def guarded(program: Callable[[], None]) -> None:
         if not _is_out_of_memory(error):
             raise
         _stop("this machine does not have enough memory for this command", FAILURE)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, except inside an import, where the signal ends the program.
+
+    Raised there it can leave an import lock held, and the program waits for that lock for ever.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _is_out_of_memory(error: Exception) -> bool:
