@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from datetime import UTC, datetime
 
 import pytest
@@ -29,6 +30,10 @@ settings.load_profile(os.environ.get("TRAPLINE_HYPOTHESIS", "steady"))
 _COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
 for name in (*_COLOURS, "COLUMNS", "LINES", "TERMINAL_WIDTH"):
     os.environ.pop(name, None)
+
+# Tests leave the key of this machine's user alone; every session draws other situations.
+_state = tempfile.TemporaryDirectory(prefix="trapline-state-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 
 def pytest_runtest_setup(item):

@@ -8,7 +8,7 @@ import pytest
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.checks import generator
-from trapline.arena.judge.draws import PUBLIC_SEEDS, draw_seed, is_held_out, public_seed
+from trapline.arena.judge.draws import PUBLIC_SEEDS, is_held_out, public_seed
 from trapline.arena.runs import field, run
 from trapline.arena.runs.replay import replay
 from trapline.arena.runs.run import Options, grade_field, open_run, refuse_bad_traps
@@ -145,8 +145,8 @@ def test_variants_draw_several_situations(make_set):
 
 
 def test_held_out_and_public_draws_are_disjoint():
-    assert not is_held_out(draw_seed())
-    assert is_held_out(draw_seed(held_out=True))
+    assert not is_held_out(public_seed(None))
+    assert is_held_out(PUBLIC_SEEDS)
     public = [generator(seed, name).bytes(16) for seed in range(50) for name in ("a", "b")]
     hidden = [
         generator(PUBLIC_SEEDS + seed, name).bytes(16) for seed in range(50) for name in ("a", "b")

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trapline.arena.challenge import Challenge, load, refuse_unknown_profile
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
-from trapline.arena.judge.draws import is_held_out
+from trapline.arena.judge.draws import draw_key, is_held_out, public_seed
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell, Track
 from trapline.arena.report.formats import duration
@@ -33,6 +33,16 @@ from trapline.cli.trap_sets import read_trap_set
 EXAMPLE = "trapline grade field --challenge kv_cache"
 #: How many reasons the terminal shows.
 MOST_REASONS = 5
+
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Seed of all situations; if not given, each answer's own, drawn for its bytes "
+        "with this user's secret key.",
+        show_default=False,
+    ),
+]
 
 
 def grade(
@@ -93,6 +103,7 @@ def grade(
         bool,
         typer.Option(help="Draw situations that no training environment and no other run draws."),
     ] = False,
+    seed: Seed = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade every answer of a field and print the matrix.
@@ -103,6 +114,8 @@ def grade(
         raise UsageError("--track gpu grades here and by the own contracts: leave out the option")
     if address is not None and executor != "ray":
         raise UsageError("--address needs a Ray cluster: add --executor ray")
+    held_out = held_out or traps is not None
+    _refuse_seed(seed, held_out)
     judge = named(judge_endpoint, judge_model)
     if profile:
         refuse_unknown_profile(profile)
@@ -117,7 +130,8 @@ def grade(
             full,
             jobs,
             only_this_level=isolation is not None,
-            held_out=held_out or traps is not None,
+            held_out=held_out,
+            seed=seed,
         )
         refuse_other_machines(store, track)
         if rounds := read_settings(field).rounds:
@@ -127,16 +141,23 @@ def grade(
         if judge is not None:
             _judge_all(judge, cells, store, traps)
             cells = _asked_for(entries, store)
-        if as_json:
-            print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
-        else:
-            _show(cells, store)
+        _show(cells, store, as_json)
     if len(cells) < len(entries) or any(cell.score is None for cell in cells):
         raise typer.Exit(INCOMPLETE)
 
 
-def _show(cells: list[Cell], store: Store) -> None:
-    """Prints the matrix, where the run is, and what was not measured."""
+def _refuse_seed(seed: int | None, held_out: bool) -> None:
+    """Refuses a seed that is not public, before the run is opened."""
+    if seed is not None and held_out:
+        raise UsageError("--seed fixes public situations: leave out --held-out and --traps")
+    public_seed(seed)
+
+
+def _show(cells: list[Cell], store: Store, as_json: bool) -> None:
+    """Prints the cells as JSON; or the matrix, where the run is, and what was not measured."""
+    if as_json:
+        print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
+        return
     console = Console()
     console.print(matrix(cells, console.width))
     print(f"run: {store.where}")
@@ -211,6 +232,8 @@ def _judge_all(judge: Judge, cells: list[Cell], store: Store, traps: Path | None
 def _grade_all(
     entries: list[GradeRequest], store: Store, options: Options, place: Executor
 ) -> None:
+    if options.seed is None and (reason := draw_key().not_kept):
+        _note(f"the key of the situations is not kept, so other runs draw others: {reason}")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

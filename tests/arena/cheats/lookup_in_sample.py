@@ -1,5 +1,5 @@
 # attack: store answers for a guessed seed and look them up
-# defence: the seed is drawn anew for every run
+# defence: the seed depends on a secret key and on the answer's bytes
 # expect: fail
 # succeeds-without: unknown-seed
 # uses: inversions

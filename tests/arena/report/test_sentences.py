@@ -7,7 +7,7 @@ from html import unescape
 import numpy as np
 import pytest
 
-from trapline.arena.judge.draws import draw_seed
+from trapline.arena.judge.draws import PUBLIC_SEEDS
 from trapline.arena.record import TrapSetName
 from trapline.arena.report.catalog import describe
 from trapline.arena.report.findings import opening
@@ -91,10 +91,7 @@ def test_every_page_says_which_traps_graded(make_run, told):
     cells = [cell.model_copy(update={"versions": release}) for cell in run.cells]
     public = Site(RunView(cells=cells), told=told).render("standings.html")
     assert "Traps: those of Trapline 0.2.0; public draws." in public
-    hidden = [
-        cell.model_copy(update={"trap_set": private, "seed": draw_seed(held_out=True)})
-        for cell in cells
-    ]
+    hidden = [cell.model_copy(update={"trap_set": private, "seed": PUBLIC_SEEDS}) for cell in cells]
     view = RunView(cells=hidden)
     private_set = "the private set acme 2026.1 (abababababab)"
     sentence = f"Traps: those of Trapline 0.2.0, {private_set}; held-out draws."
@@ -105,7 +102,7 @@ def test_every_page_says_which_traps_graded(make_run, told):
 
 def test_draws_of_both_halves_are_both_named(make_run, told):
     first, second = make_run(["heron", "otter"], ["rows"]).cells
-    view = RunView(cells=[first, second.model_copy(update={"seed": draw_seed(held_out=True)})])
+    view = RunView(cells=[first, second.model_copy(update={"seed": PUBLIC_SEEDS})])
     assert "held-out and public draws." in Site(view, told=told).render("index.html")
 
 

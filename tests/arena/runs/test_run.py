@@ -2,10 +2,12 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
 from trapline.arena.errors import ArenaError, UsageError, Violation
+from trapline.arena.judge.draws import DrawKey
 from trapline.arena.judge.traps import Case
 from trapline.arena.process.sandbox import why_not
 from trapline.arena.record import Origin
@@ -45,6 +47,46 @@ def test_up_to_date_cell_is_not_graded_again(entries, tmp_path, options):
     with open_run(tmp_path / "run") as store:
         assert len(store.history()) == 2
         assert len(store.cells()) == 1
+
+
+@pytest.fixture
+def worthless(entries, monkeypatch):
+    """An entry that is graded at once, on a machine that is not examined."""
+    monkeypatch.setattr(run, "_check_once", lambda *_: None)
+    (entries[0].folder / "solution.py").write_text("")
+    return entries
+
+
+def graded_seed(entries, folder, options):
+    with open_run(folder) as store:
+        (cell,) = grade_field(entries, store, options)
+        return cell.seed
+
+
+def test_same_bytes_meet_the_same_situations_in_every_run(worthless, tmp_path, options):
+    first, again = (graded_seed(worthless, tmp_path / name, options) for name in ("run", "again"))
+    assert first == again
+    (worthless[0].folder / "solution.py").write_text("# changed")
+    assert graded_seed(worthless, tmp_path / "run", options) != first
+
+
+def test_given_seed_holds_for_the_whole_run(worthless, tmp_path, options):
+    place = tmp_path / "run"
+    assert graded_seed(worthless, place, replace(options, seed=7)) == 7
+    (worthless[0].folder / "solution.py").write_text("# changed")
+    assert graded_seed(worthless, place, options) == 7
+    with pytest.raises(UsageError, match="is graded with seed 7: leave out --seed"):
+        grade_once(worthless, place, replace(options, seed=8))
+    grade_once(worthless, tmp_path / "other", options)
+    with pytest.raises(UsageError, match="is graded with a seed for each answer"):
+        grade_once(worthless, tmp_path / "other", replace(options, seed=7))
+
+
+def test_run_says_that_its_key_was_not_kept(worthless, tmp_path, options, monkeypatch):
+    monkeypatch.setattr(run, "draw_key", lambda: DrawKey(b"k", "there is no room"))
+    grade_once(worthless, tmp_path / "run", options)
+    with open_run(tmp_path / "run") as store:
+        assert store.meta()["draw_key"] == "of one process, not kept: there is no room"
 
 
 def test_session_log_gives_the_cell_its_cost(entries, tmp_path, options):

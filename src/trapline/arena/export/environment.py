@@ -98,7 +98,8 @@ async def grade_answer(
 ) -> Graded:
     """Grades in a sandbox on this machine, as many answers at once as it has cores.
 
-    The inputs are secret; with a `seed`, the same answer gets the same quick reward again.
+    The inputs are secret and depend on the answer's bytes, or are those of `seed`: the same answer
+    gets the same quick reward again.
 
     Raises `ArenaError` where the machine cannot judge: the answer is not at fault.
     """

@@ -2,11 +2,12 @@
 
 import math
 import threading
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.judge.draws import public_seed
+from trapline.arena.judge.draws import draw_key, public_seed
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, Level
@@ -24,22 +25,18 @@ def grade_folder(
     checks_only: bool = False,
     seed: int | None = None,
 ) -> Bundle:
-    """As `trapline grade` does: only on a machine that passes its check, on secret inputs unless
-    there is a `seed`."""
+    """As `trapline grade` does: only on a machine that passes its check, on inputs drawn for these
+    bytes with a secret key unless there is a `seed`."""
     level = choose_level()
     with _examining:  # the first caller examines the machine, the others wait for the result
         _examine_once(challenge.id, level)
+        key = draw_key()
     request = GradeRequest(
-        entrant,
-        challenge.id,
-        1,
-        folder,
-        level=level,
-        seed=public_seed(seed),
-        full=full,
-        checks_only=checks_only,
+        entrant, challenge.id, 1, folder, level=level, full=full, checks_only=checks_only
     )
-    return grade(request, challenge)
+    intake = request.read()
+    drawn = key.seed(challenge, intake.digest) if seed is None else public_seed(seed)
+    return grade(replace(request, intake=intake, seed=drawn), challenge)
 
 
 @cache

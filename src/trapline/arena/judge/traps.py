@@ -3,7 +3,7 @@
 A case is a part of the contract. A trap is one named bug, the smallest situation that provokes it,
 and a mutant: edits that put the bug into the gold solution and so prove that the trap catches it.
 Both are functions of the submission (seen through `proxy.Submission`) and a random generator whose
-seed is drawn per run; their ids are the functions' names with hyphens.
+seed the submission cannot know; their ids are the functions' names with hyphens.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from trapline.arena.certify.certify import Certifier, Subject
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError, InterruptedRunError, UsageError
 from trapline.arena.gpu.opening import machine_facts, why_not_gradable
-from trapline.arena.judge.draws import draw_seed, is_held_out
+from trapline.arena.judge.draws import DrawKey, draw_key, is_held_out
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell, Level, Track
 from trapline.arena.runs.executor import Executor, LocalExecutor, choose_level, run_all
@@ -45,6 +45,8 @@ class Options:
     only_this_level: bool = False
     #: Draws the situations from the half of the seeds that nothing else draws from.
     held_out: bool = False
+    #: Of every cell; each answer's own, drawn for its bytes, if None.
+    seed: int | None = None
 
 
 def grade_field(
@@ -56,7 +58,9 @@ def grade_field(
 ) -> Iterator[Cell]:
     """Yields each cell as it is saved. Skips cells that are up to date; waits for cells that
     another grader has claimed, and takes them over when that grader dies."""
-    seed = _agreed_seed(store, options)
+    seed, key = _agreed_seed(store, options), draw_key()
+    if key.not_kept and seed is None:
+        store.set_meta(draw_key=f"of one process, not kept: {key.not_kept}")
     known = {cell.key: cell for cell in store.cells()}
     outdated = [e for e in entries if not _is_done(e, known.get(e.key), store, options)]
     store.plan(entry.key for entry in outdated)
@@ -66,24 +70,32 @@ def grade_field(
             _check_once(list(judges.values()), options.level, store, place.width)
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=_call_seconds, reverse=True)
-        yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
+        yield from _grade_rounds(jobs, _Grader(store, options, seed, key, on_step, place))
 
 
 def _judge(entry: GradeRequest) -> Challenge:
     return load(entry.challenge, entry.track, entry.profile, entry.trap_set)
 
 
-def _agreed_seed(store: Store, options: Options) -> int:
-    """The seed of all grades in this run, of the half that was asked for."""
-    seed = int(store.agree("seed", draw_seed(held_out=options.held_out)))
-    if is_held_out(seed) != options.held_out:
+def _agreed_seed(store: Store, options: Options) -> int | None:
+    """The one seed of this run, or None where each answer has its own, of the half asked for."""
+    asked = "held-out" if options.held_out else "public"
+    agreed = store.agree("seed", asked if options.seed is None else options.seed)
+    seed = None if agreed in ("public", "held-out") else int(agreed)
+    held_out = agreed == "held-out" if seed is None else is_held_out(seed)
+    if held_out != options.held_out:
         theirs, fix = (
             ("held-out", "add --held-out")
-            if is_held_out(seed)
+            if held_out
             else ("public", "leave out --held-out and --traps")
         )
         raise UsageError(
             f"{store.where} is graded on {theirs} situations: {fix}, or choose another --out"
+        )
+    if options.seed not in (None, seed):
+        theirs = "a seed for each answer" if seed is None else f"seed {seed}"
+        raise UsageError(
+            f"{store.where} is graded with {theirs}: leave out --seed, or choose another --out"
         )
     return seed
 
@@ -152,9 +164,15 @@ class _Grader:
     """Grades one entry, unless another grader has claimed it."""
 
     def __init__(
-        self, store: Store, options: Options, seed: int, on_step: OnStep, executor: Executor
+        self,
+        store: Store,
+        options: Options,
+        seed: int | None,
+        key: DrawKey,
+        on_step: OnStep,
+        executor: Executor,
     ) -> None:
-        self.store, self.options, self.seed = store, options, seed
+        self.store, self.options, self.seed, self.key = store, options, seed, key
         self.on_step, self.executor = on_step, executor
 
     def __call__(self, entry: GradeRequest) -> Cell | None:
@@ -162,12 +180,15 @@ class _Grader:
         with self.executor.slot(alone=challenge.measures_time) as slot:
             if not self._claim(entry):
                 return None
+            intake, seed = entry.read(), self.seed
+            if seed is None:
+                seed = self.key.seed(challenge, intake.digest, held_out=self.options.held_out)
             request = replace(
                 entry,
                 level=self.options.level,
-                seed=self.seed,
+                seed=seed,
                 full=self.options.full,
-                intake=entry.read(),
+                intake=intake,
             )
             bundle = slot.grade(request, challenge, lambda step: self.on_step(entry, step))
         return self.store.save(bundle)

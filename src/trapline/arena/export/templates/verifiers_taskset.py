@@ -46,7 +46,7 @@ class TraplineTaskConfig(vf.TaskConfig):
     reward: RewardKind = "quick"
     """quick: cases and findings, in seconds; grade: with measurements and the answer's own tests"""
     seed: int | None = None
-    """seed of the inputs; None: secret ones, new in each rollout (right for training)"""
+    """seed of the inputs; None: secret ones, others for other bytes (right for training)"""
 
 
 class TraplineTask(vf.Task[TraplineData, TraplineState, TraplineTaskConfig]):
