@@ -74,6 +74,22 @@ def test_other_form_of_a_bug_that_its_trap_does_not_catch_is_found(with_traps):
     assert [f.subject for f in certifier.certify().problems()] == ["unstable#2"]
 
 
+def test_control_that_the_bug_fails_is_found(sorting, with_traps):
+    trap = sorting.traps[0]
+    (found,) = with_traps(control=trap.run).certify().problems()
+    assert (found.subject, found.problem[:26]) == ("unstable", "fails without the trigger,")
+
+
+def test_control_that_right_answers_fail_is_found(sorting, with_traps):
+    def unfair(submission, rng):
+        raise ValueError("a control that stumbles")
+
+    found = with_traps(control=unfair).certify().problems()
+    assert {(f.kind, f.fell_to) for f in found if f.kind == "right"} == {
+        ("right", "control of unstable")
+    }
+
+
 def test_edit_that_no_longer_matches_is_an_error(sorting):
     stale = replace(sorting.traps[0], mutant=edit("not there", ""))
     with pytest.raises(ArenaError, match="mutant of trap unstable: 'not there' occurs 0 times"):

@@ -110,10 +110,12 @@ class Certifier:
 
     def _right(self, folder: Path, checks: Sequence[Case | Trap] = ()) -> Outcome:
         """A right answer passes these checks; none given: all."""
+        asked = checks or self.checks
+        controls = [_control_of(check) for check in asked if isinstance(check, Trap)]
         with open_submission(self.challenge, folder, self.level) as submission:
             failed = [
                 result
-                for result in run_checks(checks or self.checks, submission, self.seed)
+                for result in run_checks([*asked, *filter(None, controls)], submission, self.seed)
                 if result.state == "fail"
             ]
         return Outcome(
@@ -195,13 +197,18 @@ class Certifier:
     def _named(self, trap: Trap, form: str) -> Outcome:
         with self._submission(trap.plant(self.gold, form)) as submission:
             result = run_check(trap, submission, self.seed)
+            control = _control_of(trap)
+            beside = run_check(control, submission, self.seed) if control else None
         survived = result.state != "fail"
+        problem = f"survives its own trap {trap.id}" if survived else ""
+        if beside is not None and beside.state == "fail":
+            problem = problem or f"fails without the trigger, too: {beside.message}"
         return Outcome(
             kind="named",
             subject=form,
             fell_to="" if survived else trap.id,
             message=result.message,
-            problem=f"survives its own trap {trap.id}" if survived else "",
+            problem=problem,
         )
 
     def _flaw(self, bug: str, expected: str) -> Outcome:
@@ -272,6 +279,11 @@ class Certifier:
                 self.challenge, Path(folder), self.level, call_seconds
             ) as submission:
                 yield submission
+
+
+def _control_of(trap: Trap) -> Case | None:
+    """The trap's situation without the trigger: its own bug passes it."""
+    return Case(f"control of {trap.id}", trap.control) if trap.control else None
 
 
 def kill_rate(certificate: Certificate) -> float:

@@ -23,6 +23,7 @@ from trapline.arena.judge.comparison import (
     without_numbers,
 )
 from trapline.arena.judge.mutants import BOTH, GOLD, MutantHost
+from trapline.arena.judge.neighbours import Neighbours
 from trapline.arena.judge.reproduction import call_in_words, call_size
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
@@ -101,6 +102,11 @@ class Diagnoser:
         self.confirmed: set[str] = set()
         self._same: dict[tuple[str, str], bool] = {}
         self._comparisons: dict[tuple[str, str], Comparison] = {}
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        checks = [check.id for check in (*self.challenge.cases, *self.challenge.traps)]
+        return Neighbours(self.dictionary, checks)
 
     @cached_property
     def dictionary(self) -> Mapping[str, frozenset[str]]:
@@ -190,7 +196,16 @@ class Diagnoser:
         is_alone = self._fit(best) - runner_up >= MARGIN
         if not (is_narrow and is_alone and self._precision(best) >= LEAST_PRECISION):
             return None
-        return best if self.control_passes(self.traps[self.forms[best]]) else None
+        return best if self._is_beside_right_answers(self.traps[self.forms[best]]) else None
+
+    def _is_beside_right_answers(self, trap: Trap) -> bool:
+        """The situation that differs from the trap's by its trigger is answered rightly."""
+        if trap.control is not None:
+            return self.control_passes(trap)
+        nearest = self.neighbours.control(trap)
+        if nearest is not None:
+            return nearest not in self.failures
+        return all(check in self.traps for check in self.failures)  # ordinary calls are answered
 
     def _only_failure(self) -> str | None:
         """The one check that fails is a trap, and its situation without the trigger passes."""
@@ -198,9 +213,9 @@ class Diagnoser:
             return None
         ((check, failure),) = self.failures.items()
         trap = self.traps.get(check)
-        if trap is None or trap.control is None or failure.crashed or check not in self.rest:
+        if trap is None or failure.crashed or check not in self.rest:
             return None
-        return next(iter(trap.forms)) if self.control_passes(trap) else None
+        return next(iter(trap.forms)) if self._is_beside_right_answers(trap) else None
 
     def _by_fit(self) -> list[str]:
         """Bugs whose traps failed and are not explained yet, by how well their pattern fits."""
@@ -513,8 +528,7 @@ def diagnose(
     ]
 
     def control_passes(trap: Trap) -> bool:
-        if trap.control is None:
-            return True
+        assert trap.control is not None
         return run_check(Case(trap.id, trap.control), submission, seed).state == "pass"
 
     with MutantHost(challenge, seed, submission.full) as host:

@@ -299,6 +299,11 @@ def _without_small(cut: float) -> Mutant:
     )
 
 
+def similar_logits(submission: Submission, rng: Rng) -> None:
+    """A row as wide as the trap's whose exponentials are all of the same size."""
+    ask(submission, rng.uniform(-1.0, 0.0, (1, 1 << 14)), 1)
+
+
 @trap(
     catches="small exponentials are left out of the sum, though together they weigh something",
     severity="major",
@@ -306,7 +311,7 @@ def _without_small(cut: float) -> Mutant:
     mutant=_without_small(8.0),
     also=[_without_small(cut) for cut in (5.0, 6.0, 10.0, 12.0, 15.0, 16.0, 20.0)],
     seen=WRITTEN_BLIND,
-    control=one_tile,
+    control=similar_logits,
 )
 def small_exponentials_dropped(submission: Submission, rng: Rng) -> None:
     row = sparse({rng.integers(32): 0.0}, 1 << 14, low=-22.0)
