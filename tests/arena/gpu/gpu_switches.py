@@ -452,7 +452,10 @@ def seen_inputs_only(bench):
 
 @switch("judge-looks-first")
 def believe_the_reply(bench):
+    """The clock stops at the reply, and the judge takes its time before it reads."""
     bench.patch.setattr(fresh_inputs, "_is_written", lambda slot: True)
+    check = fresh_inputs._check
+    bench.patch.setattr(fresh_inputs, "_check", lambda *args: time.sleep(LATER) or check(*args))
 
 
 @switch("least-share")

@@ -21,7 +21,7 @@ from trapline.arena.gpu.memory import device_here
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
-from trapline.arena.process.isolation import cgroups
+from trapline.arena.process.sandbox import bounds_processes
 from trapline.arena.runs import run
 from trapline.arena.runs.store import Store
 
@@ -102,8 +102,8 @@ def bad_answers():
     for name, (file, text, reason) in BAD.items():
         if name in ON_A_GPU and device == "cpu":
             continue
-        if name == "fork bomb" and not cgroups.counts_processes():
-            yield False, name, "not let off: this machine lends no control group"
+        if name == "fork bomb" and not bounds_processes(LEVEL):
+            yield False, name, "not let off: this machine does not limit root's processes"
             continue
         begun = time.monotonic()
         found, seconds = cell(judged, file, text), time.monotonic() - begun

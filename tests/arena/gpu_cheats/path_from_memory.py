@@ -12,6 +12,7 @@ def learn(burst, number):
     x, by, y = burst.slots[number]
     if number not in KNOWN or float(KNOWN[number][0]) != float(x[0, 0]):
         slow(x, by, y)
+        burst.memory.drain()
         KNOWN[number] = x[0, 0].clone(), y.clone()
         probe = burst.probes[number]
         burst.fetcher.fetch(0, burst.runner.addresses[probe["buffer"]] + probe["offset"], probe["size"])

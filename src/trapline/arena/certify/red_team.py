@@ -6,8 +6,9 @@ comments (in a .cu file with // for #):
     # attack: what it tries                 # defence: what stops it
     # expect: the state it must end in      # at-most: dimension=score, where it solves the task
     # needs: cgroup                         (left out where the machine lacks it: a control group
-                                            that counts memory, or `pids`: that counts processes; a
-                                            `gpu`, or `nvcc`; `stand-in`: left out on a GPU)
+                                            that counts memory; `pids`: a limit on the number of
+                                            processes; a `gpu`, or `nvcc`; `stand-in`: left out on a
+                                            GPU)
     # slow: yes                             (costs deadlines, not computation)
 
 and exactly one line about whether it could succeed at all:
@@ -42,7 +43,7 @@ from trapline.arena.gpu.runner import find_nvcc
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.isolation import cgroups
-from trapline.arena.process.sandbox import scratch_folder
+from trapline.arena.process.sandbox import bounds_processes, scratch_folder
 from trapline.arena.record import Cell, Dimension, Level, Record, State, Track
 from trapline.arena.runs.executor import run_all
 
@@ -310,8 +311,8 @@ def _gain(cheat: Cheat, cell: Cell) -> str:
 def _why_left_out(cheat: Cheat) -> str:
     if cheat.needs == "cgroup" and not cgroups.counts_memory():
         return "this machine lends no control group that counts memory"
-    if cheat.needs == "pids" and not cgroups.counts_processes():
-        return "this machine lends no control group that counts processes"
+    if cheat.needs == "pids" and not bounds_processes("landlock"):
+        return "this machine does not limit the number of root's processes"
     if cheat.needs == "gpu" and device_here() != "cuda":
         return "it needs a GPU"
     if cheat.needs == "nvcc" and find_nvcc() is None:

@@ -23,6 +23,7 @@ __all__ = [
     "Launch",
     "RunningSandbox",
     "SandboxLimits",
+    "bounds_processes",
     "launch",
     "probe",
     "scratch_folder",
@@ -33,7 +34,7 @@ Way = Callable[[Launch, SandboxStage], Command]
 #: Ways to reach a level, best first; the first that works on this machine is taken.
 _WAYS: dict[Level, tuple[Way, ...]] = {
     "bubblewrap": (bubblewrap.by_user, bubblewrap.by_namespace),
-    "landlock": (landlock.command,),
+    "landlock": (landlock.by_user, landlock.by_namespace),
     "process": (process.command,),
 }
 _SELFTEST = Path(process.__file__).with_name("selftest.py")
@@ -57,6 +58,13 @@ def launch(spec: Launch) -> RunningSandbox:
     if way is None:
         raise MissingError(f"isolation level {spec.level!r} is missing: {'; '.join(reasons)}")
     return _launch(spec, way)
+
+
+def bounds_processes(level: Level) -> bool:
+    """Whether the number of processes inside is limited here: a control group does that, and a
+    limit of the user, unless that is root."""
+    by_limit = os.geteuid() != 0 or _way(level)[0] in (bubblewrap.by_user, landlock.by_user)
+    return level != "process" and (cgroups.counts_processes() or by_limit)
 
 
 @cache

@@ -12,7 +12,7 @@ import pytest
 
 import trapline.arena
 from trapline.arena.process import sandbox
-from trapline.arena.process.isolation import cgroups, stage
+from trapline.arena.process.isolation import cgroups, landlock, plan, stage
 from trapline.arena.process.isolation.running import descendants
 from trapline.arena.process.sandbox import SandboxLimits
 
@@ -302,9 +302,25 @@ class TestBombs:
 
     @STRONG
     def test_forks_are_limited(self, attack, level):
-        if level == "landlock" and os.getuid() == 0 and not cgroups.counts_memory():
+        if not sandbox.bounds_processes(level):
             pytest.skip("rlimits do not bind root, and this machine lends no control group")
         assert attack(level, self.FORK, limits=self.SMALL)["got"] < 30
+
+    @pytest.fixture
+    def as_other_user(self, monkeypatch):
+        """The level landlock for root, with an interpreter that other users can read."""
+        system = Path("/usr/bin/python3")
+        if os.getuid() != 0 or not system.exists():
+            pytest.skip("it takes root and an interpreter outside of root's home folder")
+        monkeypatch.setattr(plan, "PYTHON", str(system))
+        monkeypatch.setattr(sandbox, "_way", lambda level: (landlock.by_user, ()))
+
+    def test_forks_of_root_are_limited_without_a_control_group(self, as_other_user, attack):
+        assert attack("landlock", self.FORK, ["cgroup"], self.SMALL)["got"] < 30
+
+    def test_forks_of_root_continue_without_limits(self, as_other_user, attack):
+        without = ["cgroup", "rlimits"]
+        assert attack("landlock", self.FORK, without, self.SMALL) == {"got": 60}
 
     @STRONG
     def test_forks_continue_without_limits(self, attack, level):
@@ -408,18 +424,21 @@ import socket, sys, time
 from pathlib import Path
 from trapline.arena.process import sandbox
 ours, theirs = socket.socketpair()
-running = sandbox.launch(sandbox.Launch(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), theirs))
+program, folder, gpu = Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] == "True"
+running = sandbox.launch(sandbox.Launch(sys.argv[1], program, folder, theirs, gpu=gpu))
 ours.makefile().readline()
 print(running.pid, flush=True)
 time.sleep(600)
     """
 
-    @STRONG
-    def test_everything_ends_with_a_killed_controller(self, start, level, tmp_path):
+    @pytest.mark.parametrize(
+        ("level", "gpu"), [("bubblewrap", False), ("landlock", False), ("landlock", True)]
+    )
+    def test_everything_ends_with_a_killed_controller(self, start, level, gpu, tmp_path):
         first = start(level, self.DAEMON)
         first.running.kill()
         attacker = str(Path(__file__).with_name("attacker.py"))
-        command = [sys.executable, "-c", self.CONTROLLER, level, attacker, str(tmp_path)]
+        command = [sys.executable, "-c", self.CONTROLLER, level, attacker, str(tmp_path), str(gpu)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
             inside = descendants(int(controller.stdout.readline()))
             assert len(inside) >= 5

@@ -4,33 +4,34 @@ import os
 import shutil
 from collections.abc import Iterable
 from functools import cache
-from itertools import count
 from pathlib import Path
 
 from trapline.arena.errors import MissingError
 from trapline.arena.process.isolation import interpreter, packages
 from trapline.arena.process.isolation.inside import NOBODY
 from trapline.arena.process.isolation.limits import environment
-from trapline.arena.process.isolation.plan import Command, SandboxPlan, common, start_inside
+from trapline.arena.process.isolation.plan import (
+    Command,
+    SandboxPlan,
+    common,
+    start_inside,
+    unused_user,
+)
 from trapline.arena.process.isolation.spec import MEGABYTE, Launch
 from trapline.arena.process.isolation.stage import SandboxStage
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SCRATCH, _SITE, _PROGRAM, _SUBMISSION = "/tmp", "/site", "/program", "/submission"  # noqa: S108
-#: Users that no account has, one a sandbox in turn: limits on processes count by user.
-_FIRST_USER, _USERS = 61184, 4000
-_launches = count()
 #: What a test shows on purpose, to see that it is hidden otherwise.
 _ARENA = Path(__file__).resolve().parents[2]
 
 
 def by_user(launch: Launch, stage: SandboxStage) -> Command:
     """For root: build the file system as root, then become a user that owns nothing anywhere."""
-    user = _FIRST_USER + (os.getpid() * 97 + next(_launches)) % _USERS
     unshared = ["ipc", "pid", "net", "uts", "cgroup-try"]
     powers = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
     options = ["--cap-drop", "ALL", *_each("--cap-add", powers)]
-    return _command(launch, stage, unshared, options, user)
+    return _command(launch, stage, unshared, options, unused_user())
 
 
 def by_namespace(launch: Launch, stage: SandboxStage) -> Command:

@@ -83,8 +83,11 @@ def supervise(channel: int) -> None:
     """Forks: the child goes on; this process adopts what the child abandons and ends with it."""
     check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "adopt orphans")
     supervisor = os.getpid()
+    signal.signal(signal.SIGTERM, end_everything)
+    check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0), "end with parent")
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent()
         # In a fresh pid namespace the first process sees no parent: its number is 0.
         if os.getppid() not in (supervisor, 0):
@@ -98,19 +101,48 @@ def supervise(channel: int) -> None:
             os._exit(code if code >= 0 else 128 - code)
 
 
+def end_everything(*_: object) -> None:
+    """The controller was killed: what was abandoned inside must not go on. The first process of a
+    namespace takes all others along."""
+    while os.getpid() != 1 and (inside := descendants(os.getpid())):
+        for pid in inside:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(1)
+
+
+def descendants(root: int) -> list[int]:
+    """All processes that descend from this one."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{root}/task"):
+            with open(f"/proc/{root}/task/{task}/children", encoding="utf-8") as file:
+                for child in map(int, file.read().split()):
+                    found += [child, *descendants(child)]
+    return found
+
+
 def enter_namespaces(channel: int, plan: dict[str, Any]) -> None:
     """A user, network, process tree … of its own; a full scratch folder fills no disk."""
-    try:
-        kept = 0 if plan["own_numbers"] else CLONE_NEWPID
-        new_user_namespace(NOBODY, CLONE_EVERYTHING_ELSE & ~kept)
-    except OSError:
-        # Landlock itself keeps signals in from version 6 on; before, this level needs namespaces.
-        if landlock_version() < VERSION_WITH_SCOPES:
-            raise
-        return
+    wanted = CLONE_EVERYTHING_ELSE & ~(0 if plan["own_numbers"] else CLONE_NEWPID)
+    owner = ""
+    if plan["user"] is not None:  # root, which changes to that user later
+        check(_libc.unshare(wanted), "namespaces")
+        owner = f",mode=0700,uid={plan['user']},gid={plan['user']}"
+    else:
+        try:
+            new_user_namespace(NOBODY, wanted)
+        except OSError:
+            # Landlock itself keeps signals in from version 6 on; before, this needs namespaces.
+            if landlock_version() < VERSION_WITH_SCOPES:
+                raise
+            return
     private = MS_REC | MS_PRIVATE
     check(_libc.mount(None, b"/", None, private, None), "private mounts")
-    scratch, options = plan["scratch"].encode(), f"size={plan['scratch_mb']}m".encode()
+    scratch, options = plan["scratch"].encode(), f"size={plan['scratch_mb']}m{owner}".encode()
     flags = MS_NOSUID | MS_NODEV
     check(_libc.mount(b"tmpfs", scratch, b"tmpfs", flags, options), "scratch folder")
     os.chdir(scratch)
@@ -134,6 +166,7 @@ def change_user(user: int) -> None:
     os.setresuid(user, user, user)
     # The change made /proc/self root's; an unprivileged process may read its own.
     check(_libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")
+    die_with_parent()  # which the change took back
     with contextlib.suppress(OSError):
         new_user_namespace(user)
 
@@ -206,7 +239,7 @@ def restrict_files(
 def _allow(rules: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # nothing there to be had
         return
     rights = rights if os.path.isdir(path) else rights & FILE_RIGHTS
     attributes = struct.pack("=Qi", rights, descriptor)

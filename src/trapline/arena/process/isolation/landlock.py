@@ -1,18 +1,43 @@
 """Level `landlock`: file rules, namespaces and a system call filter, straight from the kernel."""
 
+import os
 from functools import cache
 from pathlib import Path
 
+from trapline.arena.errors import MissingError
 from trapline.arena.process.isolation import interpreter, packages
 from trapline.arena.process.isolation.limits import environment
-from trapline.arena.process.isolation.plan import Command, SandboxPlan, common, start_inside
+from trapline.arena.process.isolation.plan import (
+    Command,
+    SandboxPlan,
+    common,
+    start_inside,
+    unused_user,
+)
 from trapline.arena.process.isolation.spec import Launch
 from trapline.arena.process.isolation.stage import SandboxStage
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-def command(launch: Launch, stage: SandboxStage) -> Command:
+def by_user(launch: Launch, stage: SandboxStage) -> Command:
+    """For root: become a user that owns nothing, whose processes the kernel counts. It must be able
+    to read the interpreter, which an installation in root's home folder does not allow."""
+    if os.geteuid() != 0:
+        raise MissingError("only root can become another user")
+    user = unused_user()
+    stage.root.chmod(0o711)
+    os.chown(stage.scratch, user, user)
+    return _command(launch, stage, user)
+
+
+def by_namespace(launch: Launch, stage: SandboxStage) -> Command:
+    """As the present user, without capabilities. Where that is root, the kernel limits the number
+    of processes in control groups only."""
+    return _command(launch, stage, None)
+
+
+def _command(launch: Launch, stage: SandboxStage, user: int | None) -> Command:
     site = stage.site(launch.packages)
     plan = SandboxPlan(
         program=str(stage.program),
@@ -22,6 +47,7 @@ def command(launch: Launch, stage: SandboxStage) -> Command:
         own_numbers=not launch.gpu,
         scratch=str(stage.scratch),
         scratch_mb=launch.scratch_mb,
+        user=user,
         landlock=None if "landlock" in launch.without else _rules(launch, stage, site),
         **common(launch),
     )

@@ -1,14 +1,20 @@
 """The privileges that `inside.py` gives up, and the command that starts it."""
 
 import json
+import os
 import platform
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any
 
 from trapline.arena.process.isolation import seccomp
 from trapline.arena.process.isolation.interpreter import FLAGS, PYTHON
 from trapline.arena.process.isolation.limits import rlimits
 from trapline.arena.process.isolation.spec import Launch
+
+#: Users that no account has, one a sandbox in turn: limits on processes count by user.
+_FIRST_USER, _USERS = 61184, 4000
+_launches = count()
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,10 @@ def start_inside(plan: SandboxPlan, inside: str, launch: Launch, submission: str
 
 def _rest(launch: Launch, submission: str) -> list[str]:
     return [str(launch.channel.fileno()), submission]
+
+
+def unused_user() -> int:
+    return _FIRST_USER + (os.getpid() * 97 + next(_launches)) % _USERS
 
 
 def common(launch: Launch) -> dict[str, Any]:

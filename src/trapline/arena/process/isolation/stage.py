@@ -64,9 +64,10 @@ class SandboxStage:
     def site(self, names: tuple[str, ...]) -> Path:
         """A folder for the import path with links to NumPy and these packages, nothing else."""
         folder = self.root / "site"
+        _make_readable_folder(folder)
         for name, real in packages.entries(("numpy", *names)).items():
             link = folder / name
-            link.parent.mkdir(parents=True, exist_ok=True)
+            _make_readable_folder(link.parent)
             link.symlink_to(real)
         return folder
 
