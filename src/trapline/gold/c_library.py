@@ -24,8 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-shared", "-fPIC")
 #: Tried in this order: a compiler may not know the processor; generic code is slower, but correct.
@@ -194,8 +192,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def address(array: np.ndarray) -> ctypes.c_void_p:
-    """The address of an array's first element."""
-    return ctypes.c_void_p(array.ctypes.data)

@@ -13,7 +13,6 @@ monotone, above the complement of the index. No two are equal, so any selection 
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,10 +49,11 @@ def softmax_topk(logits: Tensor, k: int, temperature: float | Tensor) -> Streame
 
     The temperature is one number, or one for each row (N,).
     """
-    wide = _wide(logits.dtype)
-    if not isinstance(temperature, Tensor):  # filled on the device: a copy cannot be captured
-        temperature = torch.full((), float(temperature), dtype=wide, device=logits.device)
-    each = temperature.to(logits.device, wide).expand(logits.shape[0])
+    wide, rows = _wide(logits.dtype), logits.shape[0]
+    if isinstance(temperature, Tensor):
+        each = temperature.to(logits.device, wide).expand(rows)
+    else:  # filled on the device: a copy cannot be captured
+        each = torch.full((rows,), float(temperature), dtype=wide, device=logits.device)
     plain = type(logits) is Tensor and logits.device.type == "cpu" and not transformed()
     return Streamed(*(_compiled_or_torch if plain else topk_operator)(logits, k, each))
 
@@ -77,25 +77,10 @@ def _compiled_or_torch(
     long = logits.shape[1] >= _LEAST_COMPILED and logits.dtype != torch.float64
     if logits.device.type != "cpu" or not long or native.unavailable() is not None:
         return _softmax_topk(logits, k, temperature)
-    each = temperature.detach().numpy()
-    best, indices, totals = native.ranked(*_plain(logits), k, each, torch.get_num_threads())
-    each, row_max = each.astype(np.float64), best[:, 0].copy()
-    # In NumPy, which costs less than torch for a few numbers. Rows without a softmax give NaN.
-    with np.errstate(all="ignore"):
-        log_totals = np.log(totals)
-        log_probs = (best - row_max[:, None]).astype(np.float64) / each[:, None]
-        log_probs -= log_totals[:, None]
-        lse = row_max.astype(np.float64) / each + log_totals
-    found = log_probs.astype(np.float32), indices, lse.astype(np.float32), row_max
-    first, second, third, fourth = (torch.from_numpy(part) for part in found)
-    return first, second, third, fourth
-
-
-def _plain(logits: Tensor) -> tuple[np.ndarray, str]:
-    """The logits as a NumPy array (16-bit floats as their bits), and the name of their dtype."""
-    rows = (logits if logits.stride(1) == 1 else logits.contiguous()).detach()
-    bits = rows if rows.dtype == torch.float32 else rows.view(torch.int16)
-    return bits.numpy(), str(logits.dtype).removeprefix("torch.")
+    threads = torch.get_num_threads()
+    rows = logits if logits.stride(1) == 1 else logits.contiguous()
+    found = native.ranked(rows, k, temperature.contiguous(), threads)
+    return found.log_probs, found.indices, found.lse, found.row_max
 
 
 def _softmax_topk(

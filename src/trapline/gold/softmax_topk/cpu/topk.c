@@ -170,6 +170,22 @@ static void sort_best(uint64_t *keys, long k) {
     }
 }
 
+static inline float largest_lane(lanes values) {
+    float most = values[0];
+    for (int j = 1; j < LANES; j++) most = values[j] > most ? values[j] : most;
+    return most;
+}
+
+/* Of whole groups; NaN is ignored. */
+static float largest_of(const float *values, long count) {
+    lanes most[STRIDES];
+    for (int s = 0; s < STRIDES; s++) most[s] = (lanes){0} - INFINITY;
+    for (long i = 0; i < count; i += STEP)
+        for (int s = 0; s < STRIDES; s++)
+            most[s] = larger(lanes_at(values + i + s * LANES), most[s]);
+    return largest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+}
+
 /* One pass over a block: maxima of its groups (NaN is ignored), and the sum of its powers. */
 static double look(const float *x, float origin, float scale, float *maxima) {
     const lanes lowest = (lanes){0} - INFINITY;
@@ -184,21 +200,12 @@ static double look(const float *x, float origin, float scale, float *maxima) {
                 most[s] = larger(values, most[s]);
                 part[s] += power_of_two((values - origin) * scale);
             }
-        lanes all = larger(larger(most[0], most[1]), larger(most[2], most[3]));
-        float best = all[0];
-        for (int j = 1; j < LANES; j++) best = all[j] > best ? all[j] : best;
-        maxima[g] = best;
+        maxima[g] = largest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
         sums += __builtin_convertvector((part[0] + part[1]) + (part[2] + part[3]), wide_lanes);
     }
     double total = 0.0;
     for (int j = 0; j < LANES; j++) total += sums[j];
     return total;
-}
-
-static float largest_of(const float *values, long count) {
-    float most = -INFINITY;
-    for (long i = 0; i < count; i++) most = values[i] > most ? values[i] : most;
-    return most;
 }
 
 static int has_nan(const float *x) {
@@ -214,6 +221,7 @@ static inline int any(lane_mask mask) {
     return all != 0;
 }
 
+static const double LOG2_E = 1.4426950408889634;
 /* With larger exponents a float32 sum could overflow. */
 static const float HIGHEST = 100.0f;
 
@@ -295,11 +303,11 @@ static void rank_with_nan(struct kept *kept, const struct source *row) {
 
 struct job {
     const void *logits;
-    const float *scales;     /* (rows): log2(e) / temperature */
-    uint64_t *keys, *groups; /* of elements and of groups' maxima, for each thread */
-    float *values;           /* (rows, k), and so are indices */
+    const float *temperatures; /* (rows) */
+    uint64_t *scratch; /* for each thread: keys of elements, and of groups' maxima */
+    float *values, *log_probs; /* (rows, k), and so are indices */
     int64_t *indices;
-    double *totals; /* (rows) */
+    float *lse, *row_max; /* (rows) */
     long kind, stride, width;
     long room, group_room; /* keys a thread: at least 2 k; whole blocks of groups */
     long k, rows;
@@ -313,25 +321,33 @@ static void one_row(const struct job *job, long n, uint64_t *keys, uint64_t *gro
     struct source source = {job->logits, (enum kind)job->kind, n * job->stride, width};
     struct row row = {-INFINITY, 0.0, groups};
     struct kept kept = {keys, 0, k, job->room, -INFINITY, 0};
+    double temperature = job->temperatures[n];
+    float scale = (float)(LOG2_E / temperature);
     for (long start = 0; start < width; start += BLOCK)
-        take(&row, part_of(&source, start, BLOCK, block), start, job->scales[n]);
+        take(&row, part_of(&source, start, BLOCK, block), start, scale);
     if (row.total != row.total) rank_with_nan(&kept, &source);
     else rank(&kept, &source, groups);
     prune(&kept);
     sort_best(keys, k);
+    float best = value_of(keys[0]);
+    double log_total = log(row.total);
     for (long i = 0; i < k; i++) {
-        job->values[n * k + i] = value_of(keys[i]);
+        float value = value_of(keys[i]);
+        job->values[n * k + i] = value;
+        job->log_probs[n * k + i] = (float)((double)(value - best) / temperature - log_total);
         job->indices[n * k + i] = UINT32_MAX - (uint32_t)keys[i];
     }
-    job->totals[n] = row.total;
+    job->row_max[n] = best;
+    job->lse[n] = (float)((double)best / temperature + log_total);
 }
 
-/* Takes rows until none is left; at most as many threads at once as there are key buffers. */
+/* Takes rows until none is left; at most as many threads at once as have scratch space. */
 void softmax_topk(struct job *job) {
     long me = __atomic_fetch_add(&job->threads, 1, __ATOMIC_RELAXED);
     for (;;) {
         long n = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (n >= job->rows) return;
-        one_row(job, n, job->keys + me * job->room, job->groups + me * job->group_room);
+        uint64_t *keys = job->scratch + me * (job->room + job->group_room);
+        one_row(job, n, keys, keys + job->room);
     }
 }

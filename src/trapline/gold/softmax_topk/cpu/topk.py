@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from trapline.gold.arithmetic import LOG2_E, cdiv
-from trapline.gold.c_library import address, load, run_in_threads
+from trapline.gold.arithmetic import cdiv
+from trapline.gold.c_library import load, run_in_threads
+from trapline.gold.c_pointer import in_cpu_memory
 from trapline.gold.errors import ShapeError
 
 SOURCE = Path(__file__).with_name("topk.c")
-#: Supported dtypes; 16-bit logits are passed as integers of the same bits.
-KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+#: Supported dtypes, as in the C file.
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 #: A thread with fewer logits than this finishes before another one has started.
 _LOGITS_A_THREAD = 1 << 15
 #: Least number of candidate keys; when the list is full, all but the k best are dropped.
@@ -26,17 +29,19 @@ class _Job(ctypes.Structure):
     """`struct job` of the C source."""
 
     _fields_ = (
-        *((n, ctypes.c_void_p) for n in ("logits", "scales", "keys", "groups")),
-        *((n, ctypes.c_void_p) for n in ("values", "indices", "totals")),
+        *((n, ctypes.c_void_p) for n in ("logits", "temperatures", "scratch")),
+        *((n, ctypes.c_void_p) for n in ("values", "log_probs", "indices", "lse", "row_max")),
         *((n, ctypes.c_long) for n in ("kind", "stride", "width", "room", "group_room", "k")),
         *((n, ctypes.c_long) for n in ("rows", "next", "threads")),
     )
 
 
 class Ranked(NamedTuple):
-    values: np.ndarray  # (N, K) float32, best first
-    indices: np.ndarray  # (N, K) int64
-    totals: np.ndarray  # (N,) float64: Σ exp((x − max) / temperature)
+    values: Tensor  # (N, K) float32, best first
+    log_probs: Tensor  # (N, K) float32
+    indices: Tensor  # (N, K) int64
+    lse: Tensor  # (N,) float32
+    row_max: Tensor  # (N,) float32
 
 
 def unavailable() -> str | None:
@@ -45,38 +50,47 @@ def unavailable() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threads: int) -> Ranked:
-    """The k largest of each row of (N, V), ties to the lower index, and the sums behind softmax.
+def ranked(logits: Tensor, k: int, temperature: Tensor, threads: int) -> Ranked:
+    """The k largest of each row of (N, V), ties to the lower index, and the softmax over all V.
 
-    Rows are contiguous; the stride between them is free. V is below 2³².
+    Rows are contiguous; the stride between them is free. V is below 2³². A row without a softmax
+    gives NaN.
     """
     library = _library()
     assert not isinstance(library, str), library
     rows, width = logits.shape
+    count = max(1, min(threads, rows, rows * width // _LOGITS_A_THREAD))
+    room, group_room = max(2 * k, _LEAST_ROOM), cdiv(width, _BLOCK) * (_BLOCK // _GROUP)
+    scratch = _empty((count, room + group_room), np.int64)
+    values, log_probs = _empty((rows, k), np.float32), _empty((rows, k), np.float32)
+    indices = _empty((rows, k), np.int64)
+    lse, row_max = _empty((rows,), np.float32), _empty((rows,), np.float32)
+    results = Ranked(values, log_probs, indices, lse, row_max)
+    tensors = logits, temperature, scratch, *results
     if (
-        logits.itemsize != (4 if kind == "float32" else 2)
-        or (rows and logits.strides[1] != logits.itemsize)
-        or temperature.shape != (rows,)
+        logits.dtype not in KINDS
+        or (rows and logits.stride(1) != 1)
+        or (temperature.shape, temperature.dtype) != ((rows,), torch.float32)
+        or not temperature.is_contiguous()
         or not 1 <= k <= width
+        or not in_cpu_memory(*tensors)
     ):
         raise ShapeError(
-            f"compiled C cannot take the {k} largest of {logits.dtype} {logits.shape} as {kind}"
-            f" with strides {logits.strides} and temperatures {temperature.shape}"
+            f"compiled C cannot take the {k} largest of {logits.dtype} {tuple(logits.shape)} with"
+            f" strides {logits.stride()} and {temperature.dtype} {tuple(temperature.shape)} as"
+            f" temperatures on {logits.device}"
         )
-    stride = logits.strides[0] // logits.itemsize
-    scales = (LOG2_E / temperature.astype(np.float64)).astype(np.float32)
-    values, indices = np.empty((rows, k), np.float32), np.empty((rows, k), np.int64)
-    totals = np.empty(rows, np.float64)
-    count = max(1, min(threads, rows, rows * width // _LOGITS_A_THREAD))
-    room = max(2 * k, _LEAST_ROOM)
-    kept = np.empty((count, room), np.uint64)
-    groups = np.empty((count, cdiv(width, _BLOCK) * (_BLOCK // _GROUP)), np.uint64)
     job = _Job(
-        *(address(one) for one in (logits, scales, kept, groups, values, indices, totals)),
-        *(KINDS[kind], stride, width, room, groups.shape[1], k, rows, 0, 0),
+        *(one.data_ptr() for one in tensors),
+        *(KINDS[logits.dtype], logits.stride(0), width, room, group_room, k, rows, 0, 0),
     )
     run_in_threads(library.softmax_topk, job, count)
-    return Ranked(values, indices, totals)
+    return results
+
+
+def _empty(shape: tuple[int, ...], dtype: type) -> Tensor:
+    """A tensor that is not filled, in a third of the time of `torch.empty`."""
+    return torch.from_numpy(np.empty(shape, dtype))
 
 
 @cache
