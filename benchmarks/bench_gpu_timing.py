@@ -30,10 +30,10 @@ from harness import measured_before, write
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.gpu.checks import noise
 from trapline.arena.gpu.contract import Entry, Output, Timed, entries
-from trapline.arena.gpu.measure import LIGHTS
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.gpu.rig import GpuSubmission
 from trapline.arena.gpu.timing import Clock, learn, make_ring, slots_of
+from trapline.arena.gpu.yardsticks import LIGHTS
 from trapline.arena.process.session import SandboxConfig
 
 #: Runners are started anew after so many trials.

@@ -23,6 +23,7 @@ from trapline.arena.report.formats import duration
 from trapline.arena.runs.cluster import Cluster
 from trapline.arena.runs.executor import Executor, LocalExecutor
 from trapline.arena.runs.field import find_entries, read_settings
+from trapline.arena.runs.gpu_workers import GpuWorkers
 from trapline.arena.runs.run import Options, grade_field, open_run, refuse_other_machines
 from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
@@ -65,7 +66,7 @@ def grade(
     ] = False,
     isolation: Isolation = None,
     required: Required = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time (GPU: 1).")] = None,
     executor: Annotated[
         Literal["local", "ray"], typer.Option(help="This machine, or the nodes of a Ray cluster.")
     ] = "local",
@@ -123,12 +124,10 @@ def grade(
     if traps is not None:
         entries = _with_traps(entries, traps, executor, track)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
-        jobs = 1 if track == "gpu" else jobs  # one answer at a time has the GPU
-        place = Cluster(address or "auto", jobs) if executor == "ray" else LocalExecutor(jobs)
+        place = _executor(track, jobs, executor, address)
         options = Options(
             place.level(required, isolation),
             full,
-            jobs,
             only_this_level=isolation is not None,
             held_out=held_out,
             seed=seed,
@@ -144,6 +143,14 @@ def grade(
         _show(cells, store, as_json)
     if len(cells) < len(entries) or any(cell.score is None for cell in cells):
         raise typer.Exit(INCOMPLETE)
+
+
+def _executor(track: Track, jobs: int | None, executor: str, address: str | None) -> Executor:
+    if executor == "ray":
+        return Cluster(address or "auto", jobs)
+    if track == "gpu":
+        return GpuWorkers(jobs) if jobs and jobs > 1 else LocalExecutor(1)
+    return LocalExecutor(jobs)
 
 
 def _refuse_seed(seed: int | None, held_out: bool) -> None:

@@ -93,7 +93,7 @@ class Judged:
     """As much of a submission and its rig as is looked at."""
 
     def __init__(self, free=()):
-        self.config, self.rig, self.judge = None, self, self
+        self.config, self.rig, self.judge, self.gpu = None, self, self, "none"
         self.closed, self.free = False, list(free)
 
     def close(self):
@@ -101,6 +101,9 @@ class Judged:
 
     def start(self, entries):
         assert entries == ()
+
+    def trim(self):
+        assert self.closed
 
     def ask(self, name):
         assert name == "free_bytes"
@@ -116,11 +119,11 @@ def test_an_answer_ends_before_what_it_is_compared_with_is_timed(monkeypatch):
     """Else it could slow the GPU down for the baselines."""
     answer = Judged()
 
-    def lights(config):
+    def lights(config, rig):
         assert answer.closed
         raise ArenaError("seen")
 
-    monkeypatch.setattr(measure, "lights", lights)
+    monkeypatch.setattr(measure.yardsticks, "lights", lights)
     with pytest.raises(ArenaError, match="seen"):
         measurer_of(answer).measure()
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from trapline.arena.errors import Violation
-from trapline.arena.gpu import measure
+from trapline.arena.gpu import measure, yardsticks
 from trapline.arena.gpu.contract import Entry, Output, Timed
-from trapline.arena.gpu.measure import Lights, Measurer, shares
+from trapline.arena.gpu.measure import Measurer, shares
 from trapline.arena.gpu.rig import GpuSubmission, Rig
 from trapline.arena.gpu.timing import Clock, Times
 from trapline.arena.process.isolation.spec import SandboxLimits
@@ -31,9 +31,8 @@ def measurer(tmp_path, monkeypatch):
     # The clock has tests of its own; times of so small a call are noise.
     times = Times("eager", [3e-5, 2e-5, 1e-5], 4e-5)
     monkeypatch.setattr(Clock, "times", lambda *_: times)
-    monkeypatch.setattr(measure, "_BASELINES", {})
     lights = {"copy": 1e12, "read": 1e12, "bfloat16": 1e15, "float32": 1e14}
-    monkeypatch.setattr(measure, "lights", lambda _: Lights(lights))
+    monkeypatch.setattr(yardsticks, "_known", {"lights": lights})
     for name in ("solution", "baselines/eager"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "solution.py").write_text(SOURCE)
@@ -67,7 +66,7 @@ def test_a_row_has_what_the_roofline_needs(measurer):
 
 def test_a_time_below_the_speed_of_light_is_refused(measurer, monkeypatch):
     slow = {"copy": 1.0, "read": 1.0, "bfloat16": 1.0, "float32": 1.0}
-    monkeypatch.setattr(measure, "lights", lambda _: Lights(slow))
+    yardsticks.recall({"lights": slow})
     with pytest.raises(Violation, match="is the least that this GPU needs"):
         measurer.measure()
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import Violation
+from trapline.arena.gpu import turns
 from trapline.arena.gpu.contract import entries
 from trapline.arena.gpu.fresh_inputs import refuse_remembered
 from trapline.arena.gpu.opening import shared_rig
@@ -27,6 +28,7 @@ def race(challenge: Challenge, folder: Path, level: Level) -> Dimension:
     ring = make_ring(rig, contract, challenge.module("cases").raced(), np.random.default_rng())
     try:
         with (
+            turns.alone(rig.gpu),
             GpuSubmission(challenge.solution, config, contract, rig) as gold,
             GpuSubmission(folder, config, contract, rig) as answer,
         ):

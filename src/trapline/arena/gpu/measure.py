@@ -6,21 +6,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trapline.arena.challenge import Challenge
-from trapline.arena.errors import ArenaError, Violation
-from trapline.arena.gpu import nvml
-from trapline.arena.gpu.contract import Entry, Output, Timed, bfloat16, entries
+from trapline.arena.errors import Violation
+from trapline.arena.gpu import nvml, turns, yardsticks
+from trapline.arena.gpu.contract import Timed, entries
 from trapline.arena.gpu.fresh_inputs import refuse_remembered
-from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.gpu.rig import GpuSubmission
-from trapline.arena.gpu.timing import Clock, Ring, Times, learn, make_ring, rates
-from trapline.arena.process.session import SandboxConfig
+from trapline.arena.gpu.timing import Clock, Ring, Times
+from trapline.arena.gpu.yardsticks import Known, learned, ours
 from trapline.arena.record import Dimension
 
 #: A time this far below the speed of light is a mistake or a cheat, not a time.
@@ -34,79 +29,6 @@ SAMPLE_SECONDS = 0.0005
 PROFILED, MOST_KERNELS, LONGEST_NAME = 4, 12, 160
 #: Kinds of operations in a shape's `light`.
 OPERATIONS = ("bfloat16", "float32", "vector")
-#: Challenge digest → shape → times and name of the fastest baseline.
-_BASELINES: dict[str, dict[str, tuple[Times, str]]] = {}
-LIGHTS = Path(__file__).with_name("lights")
-_ELEMENTS, _SIDE = 1 << 25, 8192
-
-
-_LIGHT_ENTRIES = {
-    "copy": Entry(lambda source: (Output(source.shape, "float32"),)),
-    "read": Entry(lambda source: (Output((-(-source.size // (4096 * 8)),), "float32"),)),
-    "matmul": Entry(lambda a, b: (Output((a.shape[0], b.shape[1]), _kind(a)),)),
-}
-
-
-def _kind(array: np.ndarray) -> str:
-    return "bfloat16" if type(array).__name__ == "BFloat16" else "float32"
-
-
-def _noise(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """A block of random numbers, repeated."""
-    block = rng.standard_normal(1 << 16, dtype=np.float32)
-    return np.resize(block, shape)
-
-
-def _light_shapes(size: int, side: int) -> list[tuple[Timed, float]]:
-    """What is timed, and the work of one call: bytes or operations."""
-    flops = 2.0 * side**3
-    return [
-        (Timed("copy", "copy", lambda rng: (_noise(rng, size),), {}), 8.0 * size),
-        (Timed("read", "read", lambda rng: (_noise(rng, size),), {}), 4.0 * size),
-        (
-            Timed(
-                "bfloat16",
-                "matmul",
-                lambda rng: (bfloat16(_noise(rng, side, side)), bfloat16(_noise(rng, side, side))),
-                {},
-            ),
-            flops,
-        ),
-        (
-            Timed(
-                "float32",
-                "matmul",
-                lambda rng: (_noise(rng, side, side), _noise(rng, side, side)),
-                {},
-            ),
-            flops,
-        ),
-    ]
-
-
-class Lights:
-    """What this GPU reaches today; measured once by each grading process."""
-
-    def __init__(self, found: dict[str, float]) -> None:
-        self.rates = found
-
-    def seconds(self, light: Mapping[str, float]) -> float:
-        """The least time that this work takes."""
-        moved = light.get("read", 0.0) + light.get("write", 0.0)
-        rate = self.rates["copy"] if light.get("write", 0.0) else self.rates["read"]
-        times = [moved / rate]
-        times += [
-            light[kind] / self.rates[kind] for kind in ("bfloat16", "float32") if kind in light
-        ]
-        return max(times)
-
-
-@cache
-def lights(config: SandboxConfig) -> Lights:
-    rig, small = shared_rig(config.device), config.device == "cpu"
-    specs = _light_shapes(1 << 18 if small else _ELEMENTS, 128 if small else _SIDE)
-    with GpuSubmission(LIGHTS, config, _LIGHT_ENTRIES, rig) as answer:
-        return Lights(rates(rig, answer, specs))
 
 
 def score(seconds: float, light: float, baseline: float) -> float:
@@ -144,24 +66,23 @@ class Measurer:
         self.entries = entries(challenge.module("cases"))
         self.shapes: list[Timed] = challenge.module("cases").timed()
 
-    def _of(self, folder: Path) -> GpuSubmission:
-        return GpuSubmission(folder, self.answer.config, self.entries, self.rig)
-
     def measure(self) -> tuple[dict[str, Dimension], dict[str, Any]]:
         self.answer.close()  # it must not run beside what it is compared with
-        found = lights(self.answer.config)
-        rng = np.random.default_rng()
-        rings = [make_ring(self.rig, self.entries, timed, rng) for timed in self.shapes]
-        try:
-            right = self._gold(rings)
-            baselines = self._baselines(rings)
-            mine = self._answer(rings)
-        finally:
-            for ring in rings:
-                ring.release()
+        self.rig.trim()
+        config, gpu = self.answer.config, self.rig.gpu
+        found = yardsticks.lights(config, self.rig)
+        known = yardsticks.of_challenge(self.challenge, config, self.rig)
+        with ours(self.challenge.solution, config, self.entries, self.rig) as gold:
+            with turns.beside(gpu):
+                rings = learned(self.rig, self.entries, self.shapes, gold, spare=True)
+            try:
+                with turns.alone(gpu):
+                    mine = self._answer(rings, gold)
+            finally:
+                for ring in rings:
+                    ring.release()
         rows = [
-            _row(used, found.seconds(used.timed.light), baselines[used.timed.name], gold)
-            for used, gold in zip(mine, right, strict=True)
+            _row(used, found.seconds(used.timed.light), known[used.timed.name]) for used in mine
         ]
         total = 100.0 * sum(row["score"] for row in rows) / len(rows)
         ratio = math.prod(row["baseline"] / row["seconds"] for row in rows) ** (1 / len(rows))
@@ -172,50 +93,10 @@ class Measurer:
             "memory": _memory(mine),
         }, raw
 
-    def _gold(self, rings: list[Ring]) -> list[Times]:
-        """What is right on every ring, and the gold solution's times."""
-        times = []
-        with self._of(self.challenge.solution) as gold:
-            for ring in rings:
-                learn(ring, gold)
-                times.append(Clock(ring, gold).times(3))
-        return times
-
-    def _baselines(self, rings: list[Ring]) -> dict[str, tuple[Times, str]]:
-        """Torch's best by shape; measured once by each grading process."""
-        known = _BASELINES.setdefault(self.challenge.digest, {})
-        if not known:
-            failures: list[str] = []
-            for folder in sorted((self.challenge.folder / "baselines").iterdir()):
-                if folder.is_dir() and not folder.name.startswith("_"):
-                    self._time_baseline(folder, rings, known, failures)
-            if any(ring.timed.name not in known for ring in rings):
-                raise ArenaError(f"no baseline of {self.challenge.id} runs: {'; '.join(failures)}")
-        return known
-
-    def _time_baseline(
-        self,
-        folder: Path,
-        rings: list[Ring],
-        known: dict[str, tuple[Times, str]],
-        failures: list[str],
-    ) -> None:
-        """Notes the baseline's times of the shapes on which it is the fastest so far."""
-        with self._of(folder) as baseline:
-            for ring in rings:
-                try:
-                    times = Clock(ring, baseline).times(3)
-                except Violation as failure:  # such as a library that this torch lacks
-                    failures.append(f"{folder.name}: {failure}")
-                    continue
-                best = known.get(ring.timed.name)
-                if best is None or times.best < best[0].best:
-                    known[ring.timed.name] = times, folder.name
-
-    def _answer(self, rings: list[Ring]) -> list[Used]:
+    def _answer(self, rings: list[Ring], gold: GpuSubmission) -> list[Used]:
         """The answer's times, the memory that it took, and what its kernels are called."""
         found = []
-        with self.answer.fresh() as answer, self._of(self.challenge.solution) as gold:
+        with self.answer.fresh() as answer:
             assert isinstance(answer, GpuSubmission)
             held = self._held(gold, answer)
             for ring in rings:
@@ -291,7 +172,7 @@ def shares(microseconds: Mapping[Any, Any]) -> dict[str, float]:
     return {name: round(value / total, 4) for name, value in longest}
 
 
-def _row(used: Used, light: float, baseline: tuple[Times, str], gold: Times) -> dict[str, Any]:
+def _row(used: Used, light: float, known: Known) -> dict[str, Any]:
     timed, mine = used.timed, used.times
     if mine.best < IMPOSSIBLE * light:
         raise Violation(
@@ -306,10 +187,8 @@ def _row(used: Used, light: float, baseline: tuple[Times, str], gold: Times) -> 
         "fresh": used.fresh,
         "mode": mine.mode,
         "light": light,
-        "baseline": baseline[0].best,
-        "baseline name": baseline[1],
-        "gold": gold.best,
-        "score": score(mine.best, light, baseline[0].best),
+        **known,
+        "score": score(mine.best, light, known["baseline"]),
         "bytes": sum(timed.light.get(kind, 0.0) for kind in ("read", "write")),
         "operations": sum(timed.light.get(kind, 0.0) for kind in OPERATIONS),
         "clocks": used.clocks,

@@ -195,7 +195,9 @@ class CudaMemory:
         version = ctypes.c_int()
         self._call("cuDriverGetVersion", ctypes.byref(version))
         cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
-        return {"gpu": name.value.decode(), "cuda driver": cuda}
+        number = ctypes.create_string_buffer(16)
+        self._call("cuDeviceGetUuid_v2", number, self._device)
+        return {"gpu": name.value.decode(), "cuda driver": cuda, "uuid": number.raw.hex()}
 
     def attribute(self, name: str) -> int:
         value = ctypes.c_int()
@@ -326,7 +328,8 @@ class HostMemory:
         return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
 
     def facts(self) -> dict[str, str]:
-        return {"gpu": "none: host memory stands in for it", "cuda driver": "none"}
+        # It has no number, since nobody waits for a turn on it: nothing is timed there.
+        return {"gpu": "none: host memory stands in for it", "cuda driver": "none", "uuid": ""}
 
     def attribute(self, name: str) -> int:
         return {"major": 9, "minor": 0, "processors": os.cpu_count() or 1, "l2": 1 << 20}[name]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.gpu import turns
 from trapline.arena.gpu.contract import (
     POISON,
     STORED,
@@ -57,6 +58,8 @@ class Rig:
         self.device = device
         self.judge: Judge | LocalJudge = LocalJudge(device) if local else Judge(device)
         self.granule: int = self.judge.facts["granule"]
+        #: The GPU's own number, for `turns`.
+        self.gpu: str = self.judge.facts["uuid"]
         self._free: dict[int, list[Buffer]] = {}
         self._same_storage = False
         self._all: list[Buffer] = []
@@ -79,6 +82,14 @@ class Rig:
         """In the reverse order of taking, so that the last buffers come first again."""
         for buffer in reversed(buffers):
             self._free[buffer.size].append(buffer)
+
+    def trim(self) -> None:
+        """Gives the memory of free buffers back to the GPU; no runner may have them mapped."""
+        for buffer in [one for free in self._free.values() for one in free]:
+            self._all.remove(buffer)
+            os.close(buffer.descriptor)
+            self.judge.ask("release", buffer.number)
+        self._free.clear()
 
     def close(self) -> None:
         for buffer in self._all:
@@ -238,17 +249,29 @@ class GpuSubmission(Submission):
         rig: Rig,
         *,
         full: bool = False,
+        ours: bool = False,
     ) -> None:
         super().__init__(folder, config, full=full)
         self.entries, self.rig = entries, rig
+        #: Code of ours runs only when it is told to: who tells it takes turns.
+        self.ours = ours
         #: What nvcc made of solution.cu, for the next runner.
         self._library = b""
         #: What nvcc said of solution.cu; empty for Python.
         self.compile_log = ""
         self._mapped: set[int] = set()
+        #: Held while there may be a runner: nothing is timed beside it.
+        self.turn: turns.Shared | None = None
+        self._had_company = False
+
+    @property
+    def had_company(self) -> bool:
+        """Whether a runner of another answer was ever beside a runner of this one."""
+        return self._had_company or (self.turn is not None and self.turn.had_company())
 
     def start(self, entries: Sequence[str]) -> list[str]:
         self.close()
+        self.turn = None if self.ours else turns.share(self.rig.gpu)
         self._session = Session(self.folder, self.config, "gpu_runner")
         self._mapped = set()
         header = {"op": "import", "entries": list(entries), "device": self.rig.device}
@@ -263,6 +286,22 @@ class GpuSubmission(Submission):
         self.compile_log = str(reply.get("log") or self.compile_log)[:MOST_LOG]
         missing = reply.get("missing")
         return [str(name) for name in missing] if isinstance(missing, list) else list(entries)
+
+    def close(self) -> None:
+        super().close()
+        if self.turn is not None:
+            self._had_company = self.had_company
+            self.turn.leave()
+            self.turn = None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Another chance: a new runner, with the GPU for itself."""
+        self.close()
+        self.deaths, self.lost_seconds = 0, 0.0
+        with turns.alone(self.rig.gpu):
+            yield
+            self.close()
 
     def fresh(self) -> "GpuSubmission":
         other = GpuSubmission(self.folder, self.config, self.entries, self.rig, full=self.full)

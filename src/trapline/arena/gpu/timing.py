@@ -8,7 +8,7 @@ to the next group of calls by writing right outputs.
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -53,6 +53,8 @@ class Ring:
     #: The largest finite value of each output.
     scales: list[list[float]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
+    #: Arguments that no call has had yet.
+    spare: list[tuple[Any, ...]] = field(default_factory=list)
 
     @property
     def group(self) -> int:
@@ -276,19 +278,3 @@ def _same(got: np.ndarray, want: np.ndarray, dtype: str, scale: float, timed: Ti
             f"a timed call of {timed.name} wrote {np.count_nonzero(wrong)} wrong elements "
             f"of {wrong.size}"
         )
-
-
-def rates(
-    rig: Rig, answer: GpuSubmission, specs: Sequence[tuple[Timed, float]]
-) -> dict[str, float]:
-    """Work a second of each of these shapes, by the shape's name."""
-    found = {}
-    for timed, work in specs:
-        # Our own code: the ring need not be long, only larger than the cache.
-        ring = make_ring(rig, answer.entries, timed, np.random.default_rng(0), least=2)
-        try:
-            learn(ring, answer)
-            found[timed.name] = work / min(Clock(ring, answer).times(3).seconds)
-        finally:
-            ring.release()
-    return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from trapline.arena.errors import ArenaError, Violation
+from trapline.arena.gpu.rig import GpuSubmission
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
 from trapline.arena.process.transcript import Transcript
@@ -51,26 +52,41 @@ def run_check(check: Case | Trap, submission: Submission, seed: int) -> CheckRes
     )
 
 
+OnFailure = Callable[[CheckResult, Transcript], None]
+
+
 def run_checks(
     checks: Iterable[Case | Trap],
     submission: Submission,
     seed: int,
-    on_failure: Callable[[CheckResult, Transcript], None] = lambda result, transcript: None,
+    on_failure: OnFailure = lambda result, transcript: None,
 ) -> list[CheckResult]:
     """All checks in order. A submission that keeps dying is not asked for ever."""
-    results: list[CheckResult] = []
-    patience = MAX_HANGS * submission.config.call_seconds
-    for check in checks:
-        if submission.deaths >= MAX_DEATHS or submission.lost_seconds >= patience:
-            message = f"not asked: its process had hung or died {submission.deaths} times"
-            result = CheckResult(id=check.id, state="fail", message=message)
-            submission.transcript.exchanges.clear()
-        else:
-            result = run_check(check, submission, seed)
-        results.append(result)
+    found = {check.id: (check, *_asked(check, submission, seed)) for check in checks}
+    doubtful = [check for check, result, said in found.values() if _is_doubtful(result, said)]
+    if doubtful and isinstance(submission, GpuSubmission) and submission.had_company:
+        with submission.alone():
+            found |= {check.id: (check, *_asked(check, submission, seed)) for check in doubtful}
+    for _, result, said in found.values():
         if result.state == "fail":
-            on_failure(result, Transcript(list(submission.transcript.exchanges)))
-    return results
+            on_failure(result, said)
+    return [result for _, result, _ in found.values()]
+
+
+def _asked(check: Case | Trap, submission: Submission, seed: int) -> tuple[CheckResult, Transcript]:
+    patience = MAX_HANGS * submission.config.call_seconds
+    if submission.deaths >= MAX_DEATHS or submission.lost_seconds >= patience:
+        message = f"not asked: its process had hung or died {submission.deaths} times"
+        submission.transcript.exchanges.clear()
+        return CheckResult(id=check.id, state="fail", message=message), Transcript()
+    result = run_check(check, submission, seed)
+    kept = submission.transcript.exchanges if result.state == "fail" else []
+    return result, Transcript(list(kept))
+
+
+def _is_doubtful(result: CheckResult, said: Transcript) -> bool:
+    """It ended with an exception or a death: beside others, memory or time may have been short."""
+    return result.state == "fail" and not (said.exchanges and said.exchanges[-1].returned)
 
 
 def first_failure(

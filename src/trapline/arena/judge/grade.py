@@ -292,7 +292,11 @@ def _measures(challenge: Challenge) -> list[str]:
     """The measured dimensions that this challenge has hooks for."""
     hooks = challenge.module("cases")
     if challenge.track == "gpu":
-        return [name for name in ("precision", "gpu") if hasattr(hooks, _GPU_HOOKS[name])]
+        return [
+            step
+            for step, (hook, weight) in _GPU_HOOKS.items()
+            if hasattr(hooks, hook) and weight in challenge.plan.weights
+        ]
     names = [name for name in ("precision", "memory", "speed") if hasattr(hooks, name)]
     if challenge.profile is not None:
         names = [name for name in names if name in challenge.plan.weights]
@@ -418,8 +422,8 @@ def _speed(
     return dimension
 
 
-#: What a GPU challenge's module `cases` offers → the step that measures it.
-_GPU_HOOKS = {"precision": "precision", "gpu": "timed"}
+#: Steps that measure GPU answers → what a challenge's module `cases` offers, and a weight.
+_GPU_HOOKS = {"precision": ("precision", "precision"), "gpu": ("timed", "speed")}
 _MEASURES = {"precision": _precision, "memory": _memory, "speed": _speed}
 
 

@@ -43,8 +43,6 @@ class RefusedError(ArenaError):
 
 
 class Cluster:
-    is_local = False
-
     def __init__(self, address: str, workers: int | None = None) -> None:
         self._ray = _connect(address)
         self._task = self._ray.remote(grade_on_node)

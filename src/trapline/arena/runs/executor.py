@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import InterruptedRunError, MissingError, UsageError
@@ -26,8 +26,6 @@ class Executor(Protocol):
 
     #: The largest number of cells graded at once.
     width: int
-    #: Whether the cells are graded on this machine.
-    is_local: bool
 
     def level(self, required: Level | None = None, forced: Level | None = None) -> Level:
         """The isolation level to grade at; see `choose_level`."""
@@ -45,8 +43,6 @@ class Executor(Protocol):
 class LocalExecutor:
     """This machine. `measure.quiet` keeps two timings from overlapping."""
 
-    is_local = True
-
     def __init__(self, workers: int | None = None) -> None:
         self.width = workers or cores()
 
@@ -58,6 +54,10 @@ class LocalExecutor:
 
     def grade(self, request: GradeRequest, challenge: Challenge, on_step: OnStep) -> Bundle:
         return grade(request, challenge, on_step)
+
+    def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Calls a function of a module where cells are graded."""
+        return function(*args)
 
     def close(self) -> None:
         """Sandboxes end with the threads that opened them."""

@@ -13,9 +13,11 @@ from trapline.arena.certify import controls
 from trapline.arena.certify.certify import Certifier, Subject
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError, InterruptedRunError, UsageError
-from trapline.arena.gpu.opening import machine_facts, why_not_gradable
+from trapline.arena.gpu import yardsticks
+from trapline.arena.gpu.opening import machine_facts, shared_rig, why_not_gradable
 from trapline.arena.judge.draws import DrawKey, draw_key, is_held_out
 from trapline.arena.judge.request import GradeRequest
+from trapline.arena.process.session import SandboxConfig
 from trapline.arena.record import Cell, Level, Track
 from trapline.arena.runs.executor import Executor, LocalExecutor, choose_level, run_all
 from trapline.arena.runs.store import Store
@@ -32,6 +34,8 @@ __all__ = [
 #: Called with a request and the step that its grading has reached.
 OnStep = Callable[[GradeRequest, str], None]
 ZEROS = controls.NAMES[0]
+#: What a run keeps of them: its cells are of one GPU, driver, torch and Triton.
+YARDSTICKS = "yardsticks"
 #: Between two looks at cells that another grader has claimed.
 LOOK_SECONDS = 1.0
 
@@ -65,9 +69,10 @@ def grade_field(
     outdated = [e for e in entries if not _is_done(e, known.get(e.key), store, options)]
     store.plan(entry.key for entry in outdated)
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
-        if place.is_local:
-            judges = {_judge(entry).digest: _judge(entry) for entry in outdated}
-            _check_once(list(judges.values()), options.level, store, place.width)
+        if isinstance(place, LocalExecutor):
+            judged = {_judge(entry).digest: entry for entry in outdated}
+            yardsticks.recall(store.meta().get(YARDSTICKS, {}))
+            _check_once(list(judged.values()), options.level, store, place)
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=_call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, key, on_step, place))
@@ -116,27 +121,52 @@ def refuse_other_machines(store: Store, track: Track) -> None:
             )
 
 
-def _check_once(challenges: list[Challenge], level: Level, store: Store, width: int) -> None:
-    """Checks this machine once for each challenge, and notes in the store that it can grade it."""
+def _check_once(
+    entries: list[GradeRequest], level: Level, store: Store, place: LocalExecutor
+) -> None:
+    """Checks this machine once for each challenge, and notes in the store that it can grade it.
+
+    On a GPU this measures as well what all cells' times are compared with.
+    """
     machine = f"machine {this_machine()}"
     checked: dict[str, str] = store.meta().get(machine, {})
-    due: dict[str, Challenge] = {}
-    for challenge in challenges:
+    due: dict[str, tuple[str, Callable[[], None]]] = {}
+    for entry in entries:
+        challenge = _judge(entry)
         if challenge.not_run or (challenge.track == "gpu" and why_not_gradable()):
             continue
         name = challenge.full_id if challenge.track == "cpu" else f"{challenge.full_id} gpu"
-        if checked.get(name) != f"{challenge.digest} {level}":
-            due[name] = challenge
+        fact = f"{challenge.digest} {level}"
+        if checked.get(name) != fact:
+            due[name] = fact, partial(place.run, examine, entry, level)
+            if challenge.track == "gpu":
+                lights = partial(place.run, measure_lights, entry, level)
+                due = {"lights": (level, lights), **due}
+    for name, _ in run_all(lambda name: due[name][1](), due, place.width):
+        checked = {**checked, name: due[name][0]}
+        store.set_meta(**{machine: checked, YARDSTICKS: yardsticks.known()})
 
-    def check(name: str) -> str:
-        check_machine(due[name], level)
-        refuse_bad_traps(due[name], level)
-        return f"{due[name].digest} {level}"
 
-    on_gpu = any(challenge.track == "gpu" for challenge in due.values())
-    for name, fact in run_all(check, due, 1 if on_gpu else width):
-        checked = {**checked, name: fact}
-        store.set_meta(**{machine: checked})
+def examine(entry: GradeRequest, level: Level) -> None:
+    """Refuses a machine, or private traps, that cannot grade this challenge."""
+    challenge = _judge(entry)
+    check_machine(challenge, level)
+    refuse_bad_traps(challenge, level)
+    config = challenge.sandbox_config(level)
+    if _is_timed_here(challenge, config):
+        yardsticks.of_challenge(challenge, config, shared_rig(config.device))
+
+
+def measure_lights(entry: GradeRequest, level: Level) -> None:
+    config = _judge(entry).sandbox_config(level)
+    if _is_timed_here(_judge(entry), config):
+        yardsticks.lights(config, shared_rig(config.device))
+
+
+def _is_timed_here(challenge: Challenge, config: SandboxConfig) -> bool:
+    return (
+        challenge.track == "gpu" and config.device == "cuda" and "speed" in challenge.plan.weights
+    )
 
 
 def _call_seconds(entry: GradeRequest) -> float:
