@@ -6,12 +6,13 @@ import pytest
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
 from trapline.arena.challenge import load
 from trapline.arena.judge.diagnosis import Diagnoser
+from trapline.arena.runs.field import EXAMPLE_FIELD
 
 
-def causes(name, files):
+def causes(name, files, seed=corpus.SEED):
     challenge = load(name)
-    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
-        host = certifier.host(corpus.SEED)
+    with DiagnosisCertifier(challenge, seed) as certifier:
+        host = certifier.host(seed)
         failures = list(certifier.failures(host, files, ()))
         found = Diagnoser(challenge, host, failures).diagnose().findings
     return [finding.cause for finding in found]
@@ -25,6 +26,20 @@ def test_pattern_that_fits_all_leads_before_a_side_effect_that_is_confirmed():
         if answer.name == "deeper-first-on-ties"
     ]
     assert causes("dflash", answer.files) == ["tie-deeper-first"]
+
+
+def test_narrow_bugs_beside_a_broad_one_are_named():
+    """With this seed the search ended when none of the broad patterns was confirmed."""
+    folder = EXAMPLE_FIELD / "hasty" / "fused_softmax_topk"
+    files = {"solution.py": (folder / "solution.py").read_text()}
+    assert causes("fused_softmax_topk", files, seed=22) == [
+        "unstable-sort",
+        "values-unchecked",
+        "matrix-materialised",
+        "dtypes-unchecked",
+        "all-masked-row-passes",
+        "rank-ignored",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ from trapline.arena.record import CheckResult, CheckState, Finding
 #: So many candidates are compared by their answers, and on so many checks each.
 MOST_CANDIDATES = 16
 MOST_CHECKS = 12
+#: Further ones that are tried where none of the best fits.
+MOST_NARROW_CANDIDATES = 48
 #: A pattern alone makes a cause likely only if it says something: the bug's mutant fails a small
 #: part of the checks, nearly all of them fail here, and no other bug fits as well.
 LEAST_PRECISION = 0.8
@@ -101,6 +103,7 @@ class Diagnoser:
         self.causes: dict[str, set[str]] = {}
         self.confirmed: set[str] = set()
         self._same: dict[tuple[str, str], bool] = {}
+        self._right: dict[str, bool] = {}
         self._comparisons: dict[tuple[str, str], Comparison] = {}
 
     @cached_property
@@ -139,11 +142,17 @@ class Diagnoser:
         ordered = self._by_fit()
         # What state does to other checks is a matter of chance, so its pattern never fits.
         stateful = [f for f in ordered[MOST_CANDIDATES:] if self.traps[self.forms[f]].keeps_state]
-        candidates = [
-            form
-            for form in [*ordered[:MOST_CANDIDATES], *stateful]
-            if self._precision(form) >= 0.5 and self._confirms(form, self.forms[form])
-        ]
+        # Of several bugs at once a narrow one fits little of the rest, but fails here entirely.
+        narrow = [f for f in ordered[MOST_CANDIDATES:] if self._precision(f) == 1.0]
+        batches = [*ordered[:MOST_CANDIDATES], *stateful], narrow[:MOST_NARROW_CANDIDATES]
+        for batch in batches:
+            candidates = [
+                form
+                for form in batch
+                if self._precision(form) >= 0.5 and self._confirms(form, self.forms[form])
+            ]
+            if candidates:
+                break
         if not candidates:
             return None
         checks = self._deciding(candidates)
@@ -288,6 +297,8 @@ class Diagnoser:
         return self._same[key]
 
     def _is_same(self, form: str, check: str) -> bool:
+        if self._answers_rightly(check) and not self._may_fail(form, check):
+            return False
         mutant = self.host.run(form, check)
         if not mutant.failed:
             return False
@@ -301,6 +312,17 @@ class Diagnoser:
             return same_reason
         got = self.failures[check].transcript
         return same_magnitude(got, mutant.transcript) and self._varies(form, check)
+
+    def _answers_rightly(self, check: str) -> bool:
+        """The check failed for what it saw beside the answers, such as memory."""
+        if check not in self._right:
+            got, right = self.failures[check].transcript, self.host.run(GOLD, check).transcript
+            self._right[check] = self._compare(got, right, right).is_right
+        return self._right[check]
+
+    def _may_fail(self, form: str, check: str) -> bool:
+        """Whether the dictionary has this check for one of these bugs."""
+        return any(check in self._fails(one) for one in form.split(BOTH))
 
     def _varies(self, form: str, check: str) -> bool:
         """The mutant's own answers differ from run to run, so that only the reason can be equal."""

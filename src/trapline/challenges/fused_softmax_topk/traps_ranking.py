@@ -139,6 +139,7 @@ def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="NumPy's default sort keeps the order of equals only in arrays of up to 16 elements.",
     mutant=edits(*_UNFILTERED, (ORDER, "order = np.argsort(-values)[:k]")),
+    also=[edits(*_UNFILTERED, (ORDER, "order = np.argsort(values)[::-1][:k]"))],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )

@@ -364,10 +364,10 @@ def _stand_in(value: str) -> tuple[tuple[str, str], ...]:
     control=one_tile,
 )
 def finite_stand_in_for_masked(submission: Submission, rng: Rng) -> None:
-    logits = np.full((1, 6), -np.inf)
-    places = rng.permutation(6)
+    logits = np.full((1, 12), -np.inf)
+    places = rng.permutation(12)
     logits[0, places[:3]] = 0.0, -1e300, -2e300
-    ask(submission, logits, 6)
+    ask(submission, logits, 12)
 
 
 @trap(

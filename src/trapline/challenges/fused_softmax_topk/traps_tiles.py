@@ -389,7 +389,9 @@ def quota_of_equals_per_tile(submission: Submission, rng: Rng) -> None:
     control=one_tile,
 )
 def ties_across_tiles(submission: Submission, rng: Rng) -> None:
-    ask(submission, sparse({rng.integers(32): 1.0, LATE + rng.integers(32): 1.0}), 2)
+    """Several equals in each tile: a bug that reverses all equals reverses those of a tile, too."""
+    early, late = np.sort(rng.permutation(32)[:3]), LATE + np.sort(rng.permutation(32)[:3])
+    ask(submission, sparse(dict.fromkeys([*early, *late], 1.0)), 5)
 
 
 @trap(
