@@ -7,8 +7,10 @@ import typer
 
 from trapline.arena import output_paths
 from trapline.arena.errors import UsageError
+from trapline.arena.gpu import reproduction as gpu_reproduction
 from trapline.arena.judge.intake import Intake, from_texts
 from trapline.arena.judge.reproduction import DATA, SCRIPT, write_script
+from trapline.arena.profile import CUDA_ADAPTER
 from trapline.arena.record import Bundle, Finding
 from trapline.cli.replay import read_evidence
 
@@ -34,11 +36,6 @@ def reproduce(
     """Write the answer, its failing call and a short script that runs without the grader."""
     bundle = read_evidence(cell, run)
     chosen = _chosen(bundle, finding)
-    if bundle.cell.track == "gpu":
-        raise UsageError(
-            "a reproduction is a NumPy program, and this answer runs on a GPU; `trapline replay` "
-            f"grades it again: {chosen.call}"
-        )
     calls = bundle.raw.get("calls", {}).get(chosen.explains[0], [])
     if not calls:
         raise UsageError(
@@ -49,9 +46,21 @@ def reproduce(
         raise UsageError(f"{out} is not empty; --out names a new folder")
     out.mkdir(parents=True, exist_ok=True)
     _own_files(bundle).write(out)
-    write_script(out, f"{chosen.cause}: {chosen.sentence}", calls)
+    title = f"{chosen.cause}: {chosen.sentence}"
+    if bundle.cell.track == "gpu":
+        module, cuda = _answer_of(bundle)
+        gpu_reproduction.write_script(out, title, calls, module, cuda)
+    else:
+        write_script(out, title, calls)
     print(f"{chosen.cause} ({chosen.certainty}): {chosen.sentence}")
     print(f"run it: cd {out} && python reproduce.py")
+
+
+def _answer_of(bundle: Bundle) -> tuple[str, bool]:
+    """The module with the entry points of a GPU answer, and whether it is CUDA C++."""
+    adapted = bool(bundle.cell.profile) and CUDA_ADAPTER in bundle.files
+    module = Path(CUDA_ADAPTER).stem if adapted else "solution"
+    return module, f"{module}.py" not in bundle.files
 
 
 def _own_files(bundle: Bundle) -> Intake:

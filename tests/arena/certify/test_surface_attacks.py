@@ -123,8 +123,8 @@ def without(module, name, instead):
 
 # --- reproductions: evidence may come from anywhere ----------------------------------------------
 
-no_comment = without(reproduction, "_comment", lambda text: f'"""{text}"""')
-any_name = without(reproduction, "_name", str)
+no_comment = without(reproduction, "as_comment", lambda text: f'"""{text}"""')
+any_name = without(reproduction, "as_name", str)
 
 
 @attack(no_comment)
@@ -142,7 +142,7 @@ def code_for_an_argument_name(bench):
     return bench.reproduced(bench.evidence(calls=[call(kwargs={f"a=0); {TREACHERY} #": 1})]))
 
 
-@attack(without(reproduction, "_number", str))
+@attack(without(reproduction, "as_number", str))
 def code_for_a_number(bench):
     return bench.reproduced(bench.evidence(calls=[call(args=[{"float": f"{TREACHERY} or 1"}])]))
 

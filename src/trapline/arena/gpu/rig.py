@@ -152,7 +152,7 @@ class Call:
         self.rig, self.args = rig, args
         rig.new_call()
         self.inputs = [
-            self._place(value.shape, _strides(value), dtype_name(value))
+            self._place(value.shape, strides_of(value), dtype_name(value))
             if isinstance(value, np.ndarray)
             else value
             for value in args
@@ -327,6 +327,7 @@ class GpuSubmission(Submission):
         """As a call, but the inputs are written on the answer's stream, behind other work, right
         before its own: what does not wait for that stream computes with poison."""
         with self._recording(entry, args, {}, None) as exchange:
+            exchange.late = True
             exchange.answer = self._run(entry, args, late=True)[0]
         return exchange.answer
 
@@ -411,7 +412,7 @@ def _frozen(session: Session) -> Iterator[None]:
             session.running.resume()
 
 
-def _strides(array: np.ndarray) -> tuple[int, ...]:
+def strides_of(array: np.ndarray) -> tuple[int, ...]:
     if array.flags.c_contiguous:
         return contiguous(array.shape)
     return tuple(stride // array.itemsize for stride in array.strides)
@@ -422,7 +423,7 @@ def pieces(array: np.ndarray) -> Iterator[tuple[int, bytes]]:
     far apart come one by one, and nothing is written between them."""
     if not array.size:
         return
-    count = span(array.shape, _strides(array))
+    count = span(array.shape, strides_of(array))
     item = STORED[dtype_name(array)].itemsize
     if count > _SPARSE * array.size and array.ndim > 1:
         step = array.strides[0] // array.itemsize * item

@@ -15,17 +15,18 @@ import numpy as np
 import trapline
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, NotMeasuredError, Violation
+from trapline.arena.gpu import reproduction as gpu_reproduction
+from trapline.arena.gpu.contract import entries
 from trapline.arena.gpu.measure import Measurer
 from trapline.arena.gpu.opening import machine_facts, open_with, why_not_gradable
 from trapline.arena.gpu.rig import GpuSubmission
-from trapline.arena.judge import contamination, measure, rubric
+from trapline.arena.judge import contamination, measure, reproduction, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
 from trapline.arena.judge.diagnosis import Diagnosis, diagnose
 from trapline.arena.judge.flaw import flaw_outcome
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
 from trapline.arena.judge.intake import Intake
 from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests, tests_once
-from trapline.arena.judge.reproduction import recorded
 from trapline.arena.judge.request import GradeRequest, entry_files
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
@@ -237,11 +238,17 @@ def _check(
         )
     transcripts = {result.id: transcript for result, transcript in failures}
     verdict.raw["calls"] = {
-        finding.explains[0]: recorded(transcripts[finding.explains[0]])
+        finding.explains[0]: _recorded(challenge, transcripts[finding.explains[0]])
         for finding in found.findings
     }
     _score_checks(verdict)
     _add_outside(challenge, verdict)
+
+
+def _recorded(challenge: Challenge, transcript: Transcript) -> list[dict[str, Any]]:
+    if challenge.track == "gpu":
+        return gpu_reproduction.recorded(transcript, entries(challenge.module("cases")))
+    return reproduction.recorded(transcript)
 
 
 def _with_state(result: CheckResult, found: Diagnosis) -> CheckResult:

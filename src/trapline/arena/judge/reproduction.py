@@ -17,7 +17,7 @@ from trapline.arena.process.transcript import Transcript
 SCRIPT, DATA = "reproduce.py", "calls.npz"
 _MOST_SHOWN = 6
 #: A larger argument is not kept: the check's seed makes it again.
-_MOST_BYTES = 1 << 16
+MOST_BYTES = 1 << 16
 _MOST_ANSWERS = 64
 
 
@@ -87,7 +87,7 @@ class _NotPlainError(Exception):
 
 def _plain(value: Any, produced: dict[int, int]) -> Any:
     if isinstance(value, np.ndarray):
-        if value.nbytes > _MOST_BYTES:
+        if value.nbytes > MOST_BYTES:
             raise _NotPlainError
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         return {"array": data, "dtype": value.dtype.str, "shape": list(value.shape)}
@@ -149,7 +149,7 @@ def write_script(folder: Path, title: str, calls: Sequence[dict[str, Any]]) -> P
     np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
     script = folder / SCRIPT
     script.write_text(
-        f"{_comment(title)}\n\nimport numpy as np\nimport solution\n{player}\n"
+        f"{as_comment(title)}\n\nimport numpy as np\nimport solution\n{player}\n"
         'data = np.load("calls.npz")\n' + "\n".join(lines) + f"\nprint(answer_{len(calls) - 1})\n",
         encoding="utf-8",
     )
@@ -159,25 +159,25 @@ def write_script(folder: Path, title: str, calls: Sequence[dict[str, Any]]) -> P
 def _call_line(place: int, call: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     owner = "solution" if call["on"] is None else _answer(call["on"])
     args = [_source(node, arrays) for node in call["args"]]
-    args += [f"{_name(name)}={_source(node, arrays)}" for name, node in call["kwargs"].items()]
-    return f"answer_{place} = {owner}.{_name(call['entry'])}({', '.join(args)})"
+    args += [f"{as_name(name)}={_source(node, arrays)}" for name, node in call["kwargs"].items()]
+    return f"answer_{place} = {owner}.{as_name(call['entry'])}({', '.join(args)})"
 
 
 def _answer(place: Any) -> str:
     return f"answer_{int(place)}"
 
 
-def _comment(text: str) -> str:
+def as_comment(text: str) -> str:
     """One line, whatever the text holds."""
     return f"# {' '.join(text.split())}"
 
 
-def _number(text: str) -> str:
+def as_number(text: str) -> str:
     value = float(text)
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
-def _name(value: Any) -> str:
+def as_name(value: Any) -> str:
     if not isinstance(value, str) or not value.isidentifier() or iskeyword(value):
         raise UsageError(f"the evidence holds a call of {value!a}, which is not a name")
     return value
@@ -196,7 +196,7 @@ def _source(node: Any, arrays: dict[str, np.ndarray]) -> str:
     if kind == "scalar":
         return f"{_source(content, arrays)}[()]"
     if kind == "float":
-        return _number(content)
+        return as_number(content)
     if kind == "result":
         return _answer(content)
     if kind == "stub":

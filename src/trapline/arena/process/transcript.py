@@ -13,6 +13,8 @@ class Exchange:
     kwargs: dict[str, Any]
     #: The remote object whose method was called; None for a function of the submission.
     on: Any = None
+    #: The inputs came on the answer's stream, right before its work (GPU track).
+    late: bool = False
     answer: Any = None
     #: The exception's class name, "" when the call returned.
     raised: str = ""
