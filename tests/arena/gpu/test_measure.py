@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from trapline.arena.errors import Violation
-from trapline.arena.gpu import measure, yardsticks
-from trapline.arena.gpu.contract import Entry, Output, Timed
+from trapline.arena.gpu import measure, timing, yardsticks
+from trapline.arena.gpu.contract import Entry, Output, Timed, bfloat16, narrow, rounded, widen
 from trapline.arena.gpu.measure import Measurer, shares
 from trapline.arena.gpu.rig import GpuSubmission, Rig
 from trapline.arena.gpu.timing import Clock, Times
@@ -83,3 +83,23 @@ def test_what_is_no_time_gets_no_share():
     lies = {"nan": math.nan, "inf": math.inf, "text": "1", "none": None, "less": -1.0, "true": 2}
     assert shares(lies) == {"true": 1.0}
     assert shares({}) == {}
+
+
+def test_values_of_bfloat16_keep_their_bits():
+    exact = bfloat16(np.random.default_rng(1).standard_normal((4, 6)))
+    exact[0, :3] = np.nan, np.inf, -np.inf
+    bits = narrow(exact)
+    assert np.array_equal(widen(bits), np.asarray(exact), equal_nan=True)
+    between = np.asarray(exact) * np.float32(1 + 2.0**-20)
+    assert np.array_equal(narrow(between), bits)
+    assert narrow(np.float32([1 + 2.0**-8, 1 + 3 * 2.0**-8])).tolist() == [0x3F80, 0x3F82]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_scale_is_the_largest_finite_value(dtype):
+    values = rounded(np.float32([0.5, -3.0, 2.0]), dtype)
+    for extra in ([], [np.nan], [np.inf, -np.inf]):
+        whole = np.append(np.asarray(values), np.float32(extra))
+        stored = narrow(whole) if dtype == "bfloat16" else whole
+        assert timing._scale(stored, dtype) == 3.0
+    assert timing._scale(stored[:0], dtype) == 0.0

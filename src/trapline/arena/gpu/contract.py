@@ -42,7 +42,10 @@ def bfloat16(values: Any) -> BFloat16:
 
 def narrow(values: np.ndarray) -> np.ndarray:
     """The bits of float32 values as bfloat16."""
-    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    halves = bits.view(np.uint16)  # hosts of GPUs are little-endian
+    if not halves[..., ::2].any():  # values of bfloat16 already: nothing to round
+        return halves[..., 1::2].copy()
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     is_nan = np.isnan(values)
     return np.where(is_nan, np.uint32(0x7FC0), rounded >> np.uint32(16)).astype(np.uint16)

@@ -211,6 +211,8 @@ class Call:
     def read(self, place: Placed) -> np.ndarray:
         data = self.rig.judge.read(place.buffer.number, place.offset, place.span)
         flat = np.frombuffer(data, STORED[place.dtype])
+        if place.strides == contiguous(place.shape):
+            return flat.reshape(place.shape)
         steps = [stride * flat.itemsize for stride in place.strides]
         return np.lib.stride_tricks.as_strided(flat, place.shape, steps).copy()
 
@@ -418,7 +420,7 @@ def strides_of(array: np.ndarray) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def pieces(array: np.ndarray) -> Iterator[tuple[int, bytes]]:
+def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """The memory of the array by offset. Between padded rows lies what lay there; rows that are
     far apart come one by one, and nothing is written between them."""
     if not array.size:
@@ -434,7 +436,7 @@ def pieces(array: np.ndarray) -> Iterator[tuple[int, bytes]]:
     flat = np.asarray(array).reshape(-1)
     if not array.flags.c_contiguous:
         flat = np.lib.stride_tricks.as_strided(np.asarray(array), (count,), (array.itemsize,))
-    yield 0, (narrow(flat) if isinstance(array, BFloat16) else flat).tobytes()
+    yield 0, narrow(flat) if isinstance(array, BFloat16) else flat
 
 
 def _plain(value: Any) -> Any:
