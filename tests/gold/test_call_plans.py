@@ -134,7 +134,7 @@ def test_equal_calls_are_repeated_with_new_tensors():
 )
 def test_other_dtypes_strides_and_options_are_other_calls(changed):
     calls = Calls()
-    for _ in range(3):
+    for _ in range(4):
         calls(*drawn(), scale=1)
     *given, last = changed(*drawn())
     options = last if isinstance(last, dict) else {"scale": 1}
@@ -172,8 +172,9 @@ def test_one_tensor_given_twice_is_not_recorded():
 
 
 def recorded_calls():
+    """One call is made, one recorded, one found by its key and one equal to the last."""
     calls = Calls()
-    for _ in range(3):
+    for _ in range(4):
         calls(*drawn())
     assert calls.count == 2
     return calls
@@ -187,6 +188,34 @@ def test_recorded_gradients_take_the_ordinary_way():
     with torch.no_grad():
         assert is_right(calls(a, b), a, b)
     assert calls.count == 3
+
+
+def test_autograd_records_a_call_that_was_known_without_gradients():
+    calls = Calls()
+    a, b = torch.randn(NUMBERS, requires_grad=True), torch.randn(NUMBERS)
+    with torch.no_grad():
+        for _ in range(4):
+            assert is_right(calls(a, b), a, b)
+    assert calls.count == 2
+    calls(a, b)
+    assert calls.count == 3
+
+
+def test_arguments_given_by_name_and_by_place_are_other_calls():
+    seen = []
+
+    def scaled(x, y=None, *, left=None):
+        seen.append((y, left))
+        out = torch.empty_like(x)
+        DOUBLE.run(x, out, grid=(1,))
+        return out
+
+    plans = CallPlans(scaled)
+    x = torch.randn(NUMBERS)
+    for _ in range(4):
+        plans((x,), {"left": 5})
+    plans((x, 5), {})
+    assert seen == [(None, 5), (None, 5), (5, None)]
 
 
 def test_unaligned_addresses_take_the_ordinary_way():

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Parameter
 from triton import knobs
 
@@ -31,6 +32,7 @@ _SCRATCH_ALIGNMENT = 512
 _DEVICE = "cuda"
 _BF16 = torch.bfloat16
 _ONCE, _NEVER = "seen once", "cannot be repeated"
+_OTHER = object()
 
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
@@ -88,6 +90,7 @@ class CallPlan:
         self._scratch = _model((scratch,), torch.uint8, device) if scratch else None
         self._launches, self._build = launches, build
         self.index = device.index
+        self.call: KnownCall | None = None
 
     def run(self, tensors: list[Tensor], addresses: list[int]) -> Any:
         """What the call returns; `addresses` are those of the tensors, and are extended."""
@@ -126,22 +129,84 @@ class CallPlan:
             addresses.append(address)
 
 
+class KnownCall(NamedTuple):
+    """What a call with a plan was given; `check` compares the tensors of another call at once.
+
+    It is torch's own check of types, shapes, strides, dtypes, devices and dispatch keys; the last
+    say whether autocast is on, and whether a tensor is negated.
+    """
+
+    plan: CallPlan
+    count: int
+    names: tuple[str, ...]
+    #: Where arguments that are no tensors stand, their values and their types.
+    options: tuple[tuple[int, Any, type], ...]
+    places: tuple[int, ...]
+    #: Whether autograd would record the call if gradients were enabled.
+    differentiable: bool
+    check: Callable[..., bool]
+
+
+def known_call(plan: CallPlan, given: tuple[Any, ...], names: tuple[str, ...]) -> KnownCall:
+    places = tuple(i for i, one in enumerate(given) if isinstance(one, Tensor))
+    tensors = [given[i] for i in places]
+    others = tuple((i, x, x.__class__) for i, x in enumerate(given) if i not in places)
+    sizes, steps = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps)
+    differentiable = any(x.requires_grad for x in tensors)
+    return KnownCall(plan, len(given), names, others, places, differentiable, guards.check)
+
+
 class CallPlans:
     """The plans of one function, by what its arguments are."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._plans: dict[Any, CallPlan | str] = {}
+        #: The last call with a plan, by the shape of its first tensor.
+        self._known: dict[Any, KnownCall] = {}
         _all_plans.append(self)
 
     def __call__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if _transforms() or _modes() or _hooks.calls or not repeating:
             return self._function(*arguments, **options)
+        known = self._known.get(arguments[0].shape)
+        if known is not None:
+            result = self._repeated(known, arguments, options)
+            if result is not _OTHER:
+                return result
+        return self._looked_up(arguments, options)
+
+    def _repeated(
+        self, known: KnownCall, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """The result, if this call equals the known one except for addresses; else _OTHER."""
+        given = (*arguments, *options.values()) if options else arguments
+        plan, count, names, others, places, differentiable, check = known
+        if len(given) != count or ((options or names) and tuple(options) != names):
+            return _OTHER
+        if differentiable and _grad_enabled():
+            return _OTHER
+        for place, value, kind in others:
+            one = given[place]
+            if one is not value and (one.__class__ is not kind or one != value):
+                return _OTHER
+        tensors = [given[place] for place in places]
+        if not check(*tensors) or plan.index != _current_device():
+            return _OTHER
+        addresses = [one.data_ptr() for one in tensors]
+        for address in addresses:
+            if address & _UNALIGNED:
+                return _OTHER
+        return plan.run(tensors, addresses)
+
+    def _looked_up(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         grad = _grad_enabled()
         key: list[Any] = [_autocast(), *options]
         tensors: list[Tensor] = []
         addresses: list[int] = []
-        for one in (*arguments, *options.values()) if options else arguments:
+        given = (*arguments, *options.values())
+        for one in given:
             kind = one.__class__
             if kind is Tensor or kind is Parameter:
                 dtype = one.dtype
@@ -155,23 +220,25 @@ class CallPlans:
                 addresses.append(address)
             else:
                 key += (one, kind)
-        known = tuple(key)
+        hashable = tuple(key)
         try:
-            plan = self._plans.get(known)
+            plan = self._plans.get(hashable)
         except TypeError:  # an argument that cannot be hashed: the checks say what is wrong
             return self._function(*arguments, **options)
-        if plan.__class__ is CallPlan and plan.index == _current_device():
+        if isinstance(plan, CallPlan) and plan.index == _current_device():
+            plan.call = plan.call or known_call(plan, given, tuple(options))
+            self._known[arguments[0].shape] = plan.call
             return plan.run(tensors, addresses)
         if plan == _ONCE:
-            return self._recorded(known, tensors, arguments, options)
+            return self._recorded(hashable, tensors, arguments, options)
         if plan is None:
-            self._remember(known)
+            self._remember(hashable)
         return self._function(*arguments, **options)
 
     def _remember(self, key: tuple[Any, ...]) -> None:
         """Note that a call came once: many never come again, and recording takes time."""
         if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()
+            self.forget()
         self._plans[key] = _ONCE
 
     def _recorded(
@@ -193,6 +260,7 @@ class CallPlans:
 
     def forget(self) -> None:
         self._plans.clear()
+        self._known.clear()
 
 
 _all_plans: list[CallPlans] = []
