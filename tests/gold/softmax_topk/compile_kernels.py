@@ -10,7 +10,7 @@ from trapline.gold.softmax_topk.triton import topk as kernels
 from trapline.gold.softmax_topk.triton import work_partition as plans
 
 NUMBERS = ("V", "K", "logits_row", "groups", "blocks", "splits", "log")
-TYPES = {"indices": "*i64", "temperature": "fp32"}
+TYPES = {"indices": "*i64", "temperature": "fp32", "deviations": "fp32"}
 SHIFTS = {"fp32": 0, "fp16": 13, "bf16": 16}
 PROCESSORS = 132
 
@@ -24,8 +24,12 @@ def main(folder: Path) -> None:
 def launches(rows: int, vocabulary: int, k: int, dtype: str):
     """Every kernel that a call launches, compiled as the call would have it."""
     shift, width = SHIFTS[dtype], 4 if dtype == "fp32" else 8
+    if plans.reads_whole_rows(rows, vocabulary, k, PROCESSORS):
+        launch = kernels.whole_launch(plans.whole_plan(vocabulary, k, width), width, shift)
+        yield compiled(kernels.whole_kernel, dtype, launch)
+        return
     if plans.stays_in_cache(rows, vocabulary, k, PROCESSORS):
-        launch = kernels.many_launch(plans.many_plan(k), width, shift)
+        launch = kernels.many_launch(plans.many_plan(vocabulary, k), width, shift)
         yield compiled(kernels.many_kernel, dtype, launch)
         return
     if vocabulary <= plans.SHORT:

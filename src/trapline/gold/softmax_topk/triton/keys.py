@@ -10,7 +10,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.device import LOG2_E
-from trapline.gold.softmax_topk.triton.shared_memory import cell, counted_up, pair, put, set_cell
+from trapline.gold.softmax_topk.triton.shared_memory import (
+    cell,
+    counted_up,
+    pair_if,
+    put,
+    set_cell,
+)
 
 #: Programmatic dependent launch: when a kernel lets the next one start. Every kernel waits until
 #: the results of the previous one are visible before it accesses memory.
@@ -225,8 +231,9 @@ def rank_in_buckets(
 ):  # fmt: skip
     """How many live keys are larger than each: all in better buckets, and some in its own.
 
-    `cells`, NUMBER of them, are 0, and the contents of the room are overwritten. Logits spread over
-    the buckets, a few in each; equal ones share a bucket and are compared with each other.
+    `cells`, one for each of NUMBER buckets, are 0, and the contents of the room are overwritten.
+    Logits spread over the buckets, a few in each; equal ones share a bucket and are compared with
+    each other.
     """
     bucket = bucket_of(key, peak, least, V, NUMBER, SHIFT)
     within = counted_up(cells, bucket, live)
@@ -245,6 +252,6 @@ def rank_in_buckets(
     tl.debug_barrier()
     beaten = begin
     for other in range(most):
-        upper, lower = pair(room, begin + tl.maximum(tl.minimum(other, held - 1), 0))
-        beaten += ((other < held) & (joined(upper, lower) > key)).to(tl.int32)
+        upper, lower = pair_if(room, begin + other, other < held)
+        beaten += (joined(upper, lower) > key).to(tl.int32)
     return beaten

@@ -48,20 +48,30 @@ def edge(base, position, skip, end, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def streamed(
-    x, maxima, start, peak, total, scale,
+def added_tile(
+    x, peak, total, scale,
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds one tile. Every thread has its own maximum and sum: no barrier in the loop."""
+    """Group maxima of one tile, and every thread's maximum and sum with it: no barrier."""
     held = tl.reshape(x, [BLOCK // (THREADS * WIDTH), THREADS, WIDTH])
     wide = tl.reduce(held, 2, larger)
     best = tl.reduce(tl.reshape(wide, [BLOCK // G, G // WIDTH]), 1, larger)
-    tl.store(maxima + start // G + tl.arange(0, BLOCK // G), best)
     new = larger(peak, tl.reduce(wide, 0, larger))
     origin = origin_of(new)
     powers = tl.exp2((held - origin[None, :, None]) * scale)
     total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
-    return new, total
+    return best, new, total
+
+
+@triton.jit
+def streamed(
+    x, maxima, start, peak, total, scale,
+    G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Adds one tile, and stores the maxima of its groups."""
+    best, peak, total = added_tile(x, peak, total, scale, G, BLOCK, THREADS, WIDTH)
+    tl.store(maxima + start // G + tl.arange(0, BLOCK // G), best)
+    return peak, total
 
 
 @launched
@@ -148,23 +158,30 @@ def list_groups(
 
 @triton.jit
 def group_logits(
-    logits, listed, first, count, skip, V, G: tl.constexpr, TILE: tl.constexpr
+    base, listed, first, count, skip, V,
+    G: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """TILE of the listed groups: logits, and columns, which are −1 for those not in the row."""
+    """TILE of the listed groups: logits, and columns, which are −1 for those not in the row.
+
+    Loads are 16 bytes wide, as those of `edge`.
+    """
     slot = first + tl.arange(0, TILE)
     _, group = pair(listed, slot)
     group = tl.where(slot < count, group, 0)
     position = group[:, None] * G + tl.arange(0, G)[None, :]
-    column = tl.reshape(position - skip, [TILE * G])
-    inside = tl.reshape((slot < count)[:, None] & (position >= skip), [TILE * G]) & (column < V)
-    x = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
-    return x, tl.where(inside, column, -1)
+    listed_here = (slot < count)[:, None]
+    end = V + skip
+    loaded = listed_here & (position < tl.cdiv(end, WIDTH) * WIDTH)
+    x = tl.load(base + position, mask=loaded, other=0.0).to(tl.float32)
+    inside = listed_here & (position >= skip) & (position < end)
+    column = tl.where(inside, position - skip, -1)
+    return tl.reshape(x, [TILE * G]), tl.reshape(column, [TILE * G])
 
 
 @triton.jit
 def kth_in_groups(
-    logits, listed, count, skip, V, K,
-    G: tl.constexpr, TILE: tl.constexpr, SHIFT: tl.constexpr,
+    base, listed, count, skip, V, K,
+    G: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """`kth_of` for more keys than fit into registers: every round reads the groups again."""
     kth = (count * 0).to(tl.uint64)
@@ -173,7 +190,7 @@ def kth_in_groups(
     while (bit > 0) & (found != K):
         found = count * 0
         for first in range(0, count, TILE):
-            x, column = group_logits(logits, listed, first, count, skip, V, G, TILE)
+            x, column = group_logits(base, listed, first, count, skip, V, G, TILE, WIDTH)
             reached = (column >= 0) & (key_of(x, column, SHIFT) >= (kth | bit))
             found += tl.sum(reached.to(tl.int32), 0)
         kth = tl.where(found >= K, kth | bit, kth)
@@ -183,22 +200,22 @@ def kth_in_groups(
 
 @triton.jit
 def keep_best(
-    logits, listed, room, least, skip, V, K,
+    base, listed, room, least, skip, V, K,
     G: tl.constexpr, THREADS: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
-    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Reads the listed groups again and keeps candidates for the K best; returns their number."""
     count = count_in(listed)
     for first in range(0, count, TILE):
-        x, column = group_logits(logits, listed, first, count, skip, V, G, TILE)
+        x, column = group_logits(base, listed, first, count, skip, V, G, TILE, WIDTH)
         add(room, x, column, least, CAP, THREADS)
     tl.debug_barrier()
     kept = count_in(room)
     if kept > CAP:
-        kth = kth_in_groups(logits, listed, count, skip, V, K, G, TILE, SHIFT)
+        kth = kth_in_groups(base, listed, count, skip, V, K, G, TILE, WIDTH, SHIFT)
         emptied(room)
         for first in range(0, count, TILE):
-            x, column = group_logits(logits, listed, first, count, skip, V, G, TILE)
+            x, column = group_logits(base, listed, first, count, skip, V, G, TILE, WIDTH)
             exact = tl.where(key_of(x, column, SHIFT) >= kth, column, -1)
             add(room, x, exact, float("-inf"), CAP, THREADS)
         tl.debug_barrier()
@@ -224,14 +241,14 @@ def select_kernel(
     listed, room = room_for(rooms, at, LIST), room_for(rooms, at + 2 * LIST + 2, CAP)
     cells = cells_for(rooms, at + 2 * LIST + 2 * CAP + 4, CAP)
     tl.debug_barrier()
-    logits += row * logits_row
+    base = logits + (row * logits_row // WIDTH) * WIDTH
     wait(PDL)
     best, here = group_best(maxima + row * groups, V, skip, G, GROUPS_BLOCK)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     peaks, totals = peaks + row * splits, totals + row * splits
     peak, total = whole_softmax(peaks, totals, splits, temperature, SPLITS_BLOCK)
     least = list_groups(best, here, listed, K, THREADS, SUPER, LIST, SHIFT, RANKED)
-    kept = keep_best(logits, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, SHIFT)
+    kept = keep_best(base, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT)
     slot = tl.arange(0, CAP)
     x, column = pair(room, slot)
     key = key_of(x.to(tl.float32, bitcast=True), column, SHIFT)

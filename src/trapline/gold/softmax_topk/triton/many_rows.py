@@ -43,48 +43,83 @@ HALVED = tl.constexpr(8)
 
 
 @triton.jit
-def tile_at(base, start, skip, end, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """Logits at positions from `start` on, −inf where the row is not."""
+def stored_at(base, start, skip, end, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """Logits at positions from `start` on as they are stored, −inf where the row is not."""
     position = start + tl.arange(0, TILE)
     if (start >= skip) & (start + TILE <= end):
-        x = tl.load(base + position).to(tl.float32)
+        x = tl.load(base + position)
     else:
-        x = edge(base, position, skip, end, WIDTH)
+        x = edge(base, position, skip, end, WIDTH).to(base.dtype.element_ty)
     return x
 
 
 @triton.jit
+def tile_at(base, start, skip, end, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    return stored_at(base, start, skip, end, TILE, WIDTH).to(tl.float32)
+
+
+@triton.jit
 def first_look(
-    base, skip, end, scale,
-    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, LEAST: tl.constexpr,
+    base, skip, end, scale, TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Every thread's largest logit, its sum of powers relative to that, and its least logit."""
+    """Every thread's largest logit, and its sum of powers relative to that.
+
+    The next tile is on its way while one is added.
+    """
     peak = tl.full([THREADS], float("-inf"), tl.float32)
-    low = tl.full([THREADS], float("inf"), tl.float32)
     total = tl.zeros([THREADS], tl.float32)
+    ahead = stored_at(base, 0, skip, end, TILE, WIDTH)
     for start in range(0, end, TILE):
-        x = tile_at(base, start, skip, end, TILE, WIDTH)
+        x = ahead.to(tl.float32)
+        ahead = stored_at(base, start + TILE, skip, end, TILE, WIDTH)
         held = tl.reshape(x, [TILE // (THREADS * WIDTH), THREADS, WIDTH])
         new = larger(peak, tl.reduce(tl.reduce(held, 2, larger), 0, larger))
-        if LEAST:
-            low = tl.minimum(low, tl.min(tl.min(held, 2), 0))
         origin = origin_of(new)
         powers = tl.exp2((held - origin[None, :, None]) * scale)
         total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
         peak = new
-    return peak, total, tl.min(low, 0)
+    return peak, total
+
+
+@triton.jit
+def three_sums(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
+def likely_bound(base, skip, end, DEVIATIONS, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """Mean of the first tile's logits plus DEVIATIONS standard deviations.
+
+    A guess: if logits are roughly normal, as many reach it as the caller wants. NaN if it has no
+    finite logit, or one that is not a number.
+    """
+    x = tile_at(base, 0, skip, end, TILE, WIDTH)
+    counted = x > float("-inf")
+    x = tl.where(x == float("-inf"), 0.0, x)
+    count, total, squares = tl.reduce((counted.to(tl.float32), x, x * x), 0, three_sums)
+    mean = total / count
+    return mean + DEVIATIONS * tl.sqrt(tl.maximum(squares / count - mean * mean, 0.0))
+
+
+@triton.jit
+def least_of(base, skip, end, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    low = tl.full([TILE], float("inf"), tl.float32)
+    for start in range(0, end, TILE):
+        low = tl.minimum(low, tile_at(base, start, skip, end, TILE, WIDTH))
+    return tl.min(low, 0)
 
 
 @triton.jit
 def bound_again(
-    base, skip, end, low, peak, K, ROOM, TILE: tl.constexpr, WIDTH: tl.constexpr
+    base, skip, end, peak, K, ROOM, TILE: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """A bound that K to ROOM logits reach, or more where the K-th has many equals.
 
     Every round reads the row again. The first rounds bisect values, which takes three or four
     for ordinary logits; later ones bisect the bits, which always terminates. With NaN it is −inf.
     """
-    least, most = order_of(low, 0), order_of(peak, 0)
+    least = order_of(least_of(base, skip, end, TILE, WIDTH), 0)
+    most = order_of(peak, 0)
     found = tl.program_id(0) * 0
     rounds = found
     while (least < most) & ((found < K) | (found > ROOM)):
@@ -171,32 +206,44 @@ def kth_again(
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "log"])
 def many_kernel(
     logits, temperatures, temperature, rooms, values, indices, lse, row_max,
-    V, K, logits_row, log,
+    V, K, logits_row, log, deviations,
     TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
-    CAP: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
-    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+    CAP: tl.constexpr, BUCKETS: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr,
+    RANKED: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What is not below a threshold is kept and ranked, as in `short_kernel`."""
+    """What is not below a threshold is kept and ranked, as in `short_kernel`.
+
+    For large K the threshold is guessed from a sample first; if it keeps too few or too many, the
+    row is read again until one does not.
+    """
     row = tl.program_id(0).to(tl.int64)
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
     base = logits + (row * logits_row // WIDTH) * WIDTH
     end = V + skip
-    room = room_for(rooms, row * (3 * CAP + 2), CAP)
-    cells = cells_for(rooms, row * (3 * CAP + 2) + 2 * CAP + 2, CAP)
+    at = row * (2 * CAP + 2 + BUCKETS)
+    room = room_for(rooms, at, CAP)
+    cells = cells_for(rooms, at + 2 * CAP + 2, BUCKETS)
     tl.debug_barrier()
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
-    each, share, low = first_look(base, skip, end, scale, TILE, THREADS, WIDTH, not RANKED)
+    each, share = first_look(base, skip, end, scale, TILE, THREADS, WIDTH)
     peak = tl.reduce(each, 0, larger)
     if RANKED:
         least = threshold(group_maxima(each, GROUPS), K)
     else:
-        least = bound_again(base, skip, end, low, peak, K, CAP, TILE, WIDTH)
+        least = likely_bound(base, skip, end, deviations, TILE, WIDTH)
     keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH)
     total = tl.sum(share * tl.exp2((each - origin_of(peak)) * scale), 0)
     tl.debug_barrier()
     kept = count_in(room)
+    if not RANKED:  # noqa: SIM102 (the first condition is decided when the kernel is compiled)
+        if (kept < K) | (kept > CAP) | (least != least):
+            emptied(room)
+            least = bound_again(base, skip, end, peak, K, CAP, TILE, WIDTH)
+            keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH)
+            tl.debug_barrier()
+            kept = count_in(room)
     if kept > CAP:
         least = keep_exactly_again(room, base, skip, end, K, TILE, CAP, THREADS, WIDTH, SHIFT)
         kept = K
@@ -205,7 +252,7 @@ def many_kernel(
     key = key_of(kept_x.to(tl.float32, bitcast=True), kept_column, SHIFT)
     key = tl.where(slot < kept, key, 0)
     tl.debug_barrier()
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT)
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, BUCKETS, SHIFT)
     place = tl.where(slot < kept, place, K)
     if not RANKED:
         key, place = in_order(room, key, place, K, ANSWERS)

@@ -150,6 +150,22 @@ def pair(room, slot):
 
 
 @triton.jit
+def pair_if(room, slot, chosen):
+    """`pair` where chosen, zeros elsewhere: other threads do not access the memory."""
+    if room.dtype.is_ptr():
+        first = tl.load(room + 2 * slot + 2, mask=chosen, other=0)
+        second = tl.load(room + 2 * slot + 3, mask=chosen, other=0)
+    else:
+        first, second = tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .u32 at; mov.b32 $0, 0; mov.b32 $1, 0; setp.ne.s32 p, $4, 0; "
+            "mad.lo.u32 at, $3, 8, $2; @p ld.shared.v2.b32 {$0, $1}, [at + 8]; }",
+            "=&r,=&r,r,r,r", [room, slot, chosen.to(tl.int32)],
+            dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+        )  # fmt: skip
+    return first, second
+
+
+@triton.jit
 def cells_for(memory, at, NUMBER: tl.constexpr):
     """Cells that are 0 after the next barrier."""
     cells = space(memory, at, 4 * NUMBER)
