@@ -133,6 +133,6 @@ def test_an_answer_ends_before_what_it_is_compared_with_is_timed(monkeypatch):
 )
 def test_memory_taken_at_import_counts(taken, held):
     """Else a workspace that is taken before the first call would be free of charge."""
-    free = [9000, 9000 - taken[0], 9000 - sum(taken)]
-    answer = Judged([count << 20 for count in free])
-    assert measurer_of(answer)._held(answer, answer) == held << 20
+    runner, whole = taken
+    answer = Judged([9000 << 20, 9000 - whole << 20])
+    assert measurer_of(answer)._held(answer, runner << 20) == held << 20

@@ -32,7 +32,7 @@ def measurer(tmp_path, monkeypatch):
     times = Times("eager", [3e-5, 2e-5, 1e-5], 4e-5)
     monkeypatch.setattr(Clock, "times", lambda *_: times)
     lights = {"copy": 1e12, "read": 1e12, "bfloat16": 1e15, "float32": 1e14}
-    monkeypatch.setattr(yardsticks, "_known", {"lights": lights})
+    monkeypatch.setattr(yardsticks, "_known", {"lights": lights, "runner": 0})
     for name in ("solution", "baselines/eager"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "solution.py").write_text(SOURCE)

@@ -72,12 +72,13 @@ class Measurer:
         config, gpu = self.answer.config, self.rig.gpu
         found = yardsticks.lights(config, self.rig)
         known = yardsticks.of_challenge(self.challenge, config, self.rig)
+        runner = yardsticks.runner_bytes(config, self.rig)
         with ours(self.challenge.solution, config, self.entries, self.rig) as gold:
             with turns.beside(gpu):
                 rings = learned(self.rig, self.entries, self.shapes, gold, spare=True)
             try:
                 with turns.alone(gpu):
-                    mine = self._answer(rings, gold)
+                    mine = self._answer(rings, gold, runner)
             finally:
                 for ring in rings:
                     ring.release()
@@ -93,12 +94,12 @@ class Measurer:
             "memory": _memory(mine),
         }, raw
 
-    def _answer(self, rings: list[Ring], gold: GpuSubmission) -> list[Used]:
+    def _answer(self, rings: list[Ring], gold: GpuSubmission, runner: int) -> list[Used]:
         """The answer's times, the memory that it took, and what its kernels are called."""
         found = []
         with self.answer.fresh() as answer:
             assert isinstance(answer, GpuSubmission)
-            held = self._held(gold, answer)
+            held = self._held(answer, runner)
             for ring in rings:
                 first = ring.slots[0]
                 order = {"op": "call", "entry": ring.timed.entry, "values": first.nodes}
@@ -115,13 +116,12 @@ class Measurer:
                 used.kernels = _kernels(ring, answer)
         return found
 
-    def _held(self, gold: GpuSubmission, answer: GpuSubmission) -> int:
+    def _held(self, answer: GpuSubmission, runner: int) -> int:
         """GPU memory that the answer takes when it is imported, beyond what a runner takes."""
-        free: list[int] = [self.rig.judge.ask("free_bytes")]
-        for one in (gold, answer):
-            one.start(())
-            free.append(self.rig.judge.ask("free_bytes"))
-        return max(0, free[1] - free[2] - (free[0] - free[1]) - HELD_SLACK)
+        free: int = self.rig.judge.ask("free_bytes")
+        answer.start(())
+        taken: int = free - self.rig.judge.ask("free_bytes")
+        return max(0, taken - runner - HELD_SLACK)
 
     @contextmanager
     def _watched(self) -> Iterator[list[int]]:

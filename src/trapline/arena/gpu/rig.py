@@ -81,7 +81,7 @@ class Rig:
     def give(self, buffers: Sequence[Buffer]) -> None:
         """In the reverse order of taking, so that the last buffers come first again."""
         for buffer in reversed(buffers):
-            self._free[buffer.size].append(buffer)
+            self._free.setdefault(buffer.size, []).append(buffer)
 
     def trim(self) -> None:
         """Gives the memory of free buffers back to the GPU; no runner may have them mapped."""

@@ -28,7 +28,7 @@ _LIGHT_ENTRIES = {
     "read": Entry(lambda source: (Output((-(-source.size // (4096 * 8)),), "float32"),)),
     "matmul": Entry(lambda a, b: (Output((a.shape[0], b.shape[1]), dtype_name(a)),)),
 }
-#: `lights` → kind → work a second; a challenge's digest → shape → `Known`.
+#: `lights` → kind → work a second; `runner` → bytes; a challenge's digest → shape → `Known`.
 _known: dict[str, Any] = {}
 
 
@@ -107,6 +107,17 @@ def lights(config: SandboxConfig, rig: Rig) -> Lights:
         }
         _release(rings)
     return Lights(_known["lights"])
+
+
+def runner_bytes(config: SandboxConfig, rig: Rig) -> int:
+    """GPU memory that a runner takes before an answer does anything."""
+    if "runner" not in _known:
+        with turns.alone(rig.gpu), ours(LIGHTS, config, _LIGHT_ENTRIES, rig) as runner:
+            free = rig.judge.ask("free_bytes")
+            runner.start(())
+            _known["runner"] = free - rig.judge.ask("free_bytes")
+    found: int = _known["runner"]
+    return found
 
 
 def _release(rings: Sequence[Ring]) -> None:

@@ -161,6 +161,7 @@ def measure_lights(entry: GradeRequest, level: Level) -> None:
     config = _judge(entry).sandbox_config(level)
     if _is_timed_here(_judge(entry), config):
         yardsticks.lights(config, shared_rig(config.device))
+        yardsticks.runner_bytes(config, shared_rig(config.device))
 
 
 def _is_timed_here(challenge: Challenge, config: SandboxConfig) -> bool:
