@@ -9,7 +9,7 @@ import pytest
 
 from trapline.arena.errors import ArenaError, MissingError, UsageError
 from trapline.arena.process import sandbox
-from trapline.arena.process.isolation import bubblewrap, process
+from trapline.arena.process.isolation import bubblewrap, interpreter, process
 from trapline.arena.process.sandbox import Launch
 
 HONEST = """
@@ -71,17 +71,24 @@ def test_sandbox_that_does_not_start_says_what_it_printed(forgotten, monkeypatch
 
 @pytest.mark.parametrize("report", ["trapline", "socket", "writable", "signals"])
 def test_each_power_of_the_self_test_rejects_the_level(report):
-    clean = {"numpy": True, "readable": [], "user": 65534}
+    clean = {"numpy": True, "readable": [], "user": 65534, "cuda": ""}
     powers = {"trapline": False, "socket": False, "writable": False, "signals": False}
     assert sandbox._objection("landlock", {**clean, **powers}) == ""
     assert report in sandbox._objection("landlock", {**clean, **powers, report: True})
 
 
-def test_root_inside_and_a_missing_numpy_are_objections():
-    report = {"numpy": True, "readable": [], "user": 0}
+def test_root_inside_missing_numpy_and_missing_cuda_are_objections():
+    report = {"numpy": True, "readable": [], "user": 0, "cuda": ""}
     report |= {"trapline": False, "socket": False, "writable": False, "signals": False}
     assert sandbox._objection("landlock", report) == "it runs as root"
     assert "NumPy" in sandbox._objection("process", {**report, "numpy": False})
+    assert "cuInit" in sandbox._objection("process", {**report, "cuda": "cuInit returned 100"})
+
+
+def test_way_without_cuda_inside_is_not_taken_for_a_gpu(forgotten):
+    if interpreter.gpu_devices():
+        pytest.skip("CUDA starts here")
+    assert "CUDA does not start inside: libcuda" in sandbox._way("process", gpu=True)[1][0]
 
 
 def test_channel_is_handed_over(honest, tmp_path):

@@ -311,7 +311,7 @@ def _gain(cheat: Cheat, cell: Cell) -> str:
 def _why_left_out(cheat: Cheat) -> str:
     if cheat.needs == "cgroup" and not cgroups.counts_memory():
         return "this machine lends no control group that counts memory"
-    if cheat.needs == "pids" and not bounds_processes("landlock"):
+    if cheat.needs == "pids" and not bounds_processes("landlock", gpu=device_here() == "cuda"):
         return "this machine does not limit the number of root's processes"
     if cheat.needs == "gpu" and device_here() != "cuda":
         return "it needs a GPU"

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from trapline.arena.errors import ArenaError, MissingError
-from trapline.arena.process.isolation import bubblewrap, cgroups, landlock, process, stage
+from trapline.arena.process.isolation import (
+    bubblewrap,
+    cgroups,
+    interpreter,
+    landlock,
+    process,
+    stage,
+)
 from trapline.arena.process.isolation.cgroups import Group
 from trapline.arena.process.isolation.plan import Command
 from trapline.arena.process.isolation.running import RunningSandbox
@@ -37,6 +44,8 @@ _WAYS: dict[Level, tuple[Way, ...]] = {
     "landlock": (landlock.by_user, landlock.by_namespace),
     "process": (process.command,),
 }
+#: These run a sandbox of root as another user, whose processes the kernel counts.
+_BY_USER = (bubblewrap.by_user, landlock.by_user)
 _SELFTEST = Path(process.__file__).with_name("selftest.py")
 _SELFTEST_SECONDS = 30.0
 
@@ -54,25 +63,25 @@ def why_not(level: Level) -> str:
 
 def launch(spec: Launch) -> RunningSandbox:
     """Starts `spec.program`; it may still be starting when this returns."""
-    way, reasons = _way(spec.level)
+    way, reasons = _way(spec.level, spec.gpu and bool(interpreter.gpu_devices()))
     if way is None:
         raise MissingError(f"isolation level {spec.level!r} is missing: {'; '.join(reasons)}")
     return _launch(spec, way)
 
 
-def bounds_processes(level: Level) -> bool:
+def bounds_processes(level: Level, *, gpu: bool = False) -> bool:
     """Whether the number of processes inside is limited here: a control group does that, and a
     limit of the user, unless that is root."""
-    by_limit = os.geteuid() != 0 or _way(level)[0] in (bubblewrap.by_user, landlock.by_user)
+    by_limit = os.geteuid() != 0 or _way(level, gpu)[0] in _BY_USER
     return level != "process" and (cgroups.counts_processes() or by_limit)
 
 
 @cache
-def _way(level: Level) -> tuple[Way | None, tuple[str, ...]]:
+def _way(level: Level, gpu: bool = False) -> tuple[Way | None, tuple[str, ...]]:
     reasons: list[str] = []
     for way in _WAYS[level]:
         try:
-            wrong = _try(level, way)
+            wrong = _try(level, way, gpu)
         except ArenaError as error:
             wrong = str(error)
         if not wrong:
@@ -81,14 +90,15 @@ def _way(level: Level) -> tuple[Way | None, tuple[str, ...]]:
     return None, tuple(dict.fromkeys(reasons))
 
 
-def _try(level: Level, way: Way) -> str:
+def _try(level: Level, way: Way, gpu: bool) -> str:
     """What is wrong with this way to start, found by starting the self-test."""
     with scratch_folder() as folder:
         hidden = [__file__, str(Path(__file__).parents[1] / "__init__.py"), "/etc/passwd"]
         Path(folder, "hidden.json").write_text(json.dumps(hidden), encoding="utf-8")
+        Path(folder, "gpu.json").write_text(json.dumps(gpu), encoding="utf-8")
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            running = _launch(Launch(level, _SELFTEST, Path(folder), theirs), way)
+            running = _launch(Launch(level, _SELFTEST, Path(folder), theirs, gpu=gpu), way)
             try:
                 report = _report(ours, running)
             finally:
@@ -113,6 +123,8 @@ def _report(channel: socket.socket, running: RunningSandbox) -> dict[str, Any]:
 def _objection(level: Level, report: dict[str, Any]) -> str:
     if not report["numpy"]:
         return "NumPy cannot be imported inside"
+    if report["cuda"]:
+        return f"CUDA does not start inside: {report['cuda']}"
     if level == "process":
         return ""
     if report["readable"]:

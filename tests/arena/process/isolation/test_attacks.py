@@ -313,7 +313,7 @@ class TestBombs:
         if os.getuid() != 0 or not system.exists():
             pytest.skip("it takes root and an interpreter outside of root's home folder")
         monkeypatch.setattr(plan, "PYTHON", str(system))
-        monkeypatch.setattr(sandbox, "_way", lambda level: (landlock.by_user, ()))
+        monkeypatch.setattr(sandbox, "_way", lambda *_: (landlock.by_user, ()))
 
     def test_forks_of_root_are_limited_without_a_control_group(self, as_other_user, attack):
         assert attack("landlock", self.FORK, ["cgroup"], self.SMALL)["got"] < 30

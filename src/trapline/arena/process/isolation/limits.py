@@ -46,5 +46,7 @@ def _gpu_environment(scratch: str) -> dict[str, str]:
     """Compilers keep their results in the scratch folder; libraries are found as they are here."""
     kept = {name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ}
     caches = {"TRITON_CACHE_DIR": f"{scratch}/triton", "CUDA_CACHE_PATH": f"{scratch}/cuda"}
-    # torch.compile asks for the user's name, and the user inside has none.
-    return {**kept, **caches, "USER": "nobody", "LOGNAME": "nobody"}
+    # torch.compile asks for the user's name, and the user inside has none; it starts a process for
+    # each core unless told otherwise, and processes are limited.
+    names = {"USER": "nobody", "LOGNAME": "nobody", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return {**kept, **caches, **names}
