@@ -215,6 +215,12 @@ class Challenge:
         found: frozenset[str] = getattr(self.module("cases"), "SLOW", frozenset())
         return found
 
+    @property
+    def left_out_of_quick(self) -> frozenset[str]:
+        """The slow checks that the quick reward does not ask."""
+        asked: frozenset[str] = getattr(self.module("cases"), "QUICK_TOO", frozenset())
+        return self.slow - asked
+
     @cached_property
     def not_asked(self) -> dict[str, str]:
         """Check → the capability that it needs and the profile's prompt does not ask for."""

@@ -9,6 +9,7 @@ import pytest
 from trapline.arena.challenge import load
 from trapline.arena.judge.checks import run_checks
 from trapline.arena.judge.diagnosis import diagnose
+from trapline.arena.judge.mutants import MutantHost
 from trapline.arena.process.local import LocalSubmission
 
 pytestmark = pytest.mark.full
@@ -29,7 +30,8 @@ def findings(challenge, style, *edits):
         config = loaded.sandbox_config("process", loaded.plan.limits.mutant_seconds)
         with LocalSubmission(Path(folder), config) as submission:
             run_checks(checks, submission, corpus.SEED, lambda *one: failures.append(one))
-            return diagnose(loaded, failures, submission, corpus.SEED).findings
+            with MutantHost(loaded, corpus.SEED) as host:
+                return diagnose(loaded, failures, submission, host).findings
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_readme_states_the_noise(packages):
 
 
 def test_readme_says_which_quick_rewards_leave_checks_out(packages):
-    slow = load("ternary_training").slow
-    said = f"`quick` leaves out the {len(slow)} slow checks of `ternary_training`"
+    left_out = load("ternary_training").left_out_of_quick
+    said = f"`quick` leaves out {len(left_out)} slow checks of `ternary_training`"
     for name in (ALL, "trapline_ternary_training"):
         assert said in (packages / name / "README.md").read_text()
     assert "leaves out" not in (packages / "trapline_kv_cache" / "README.md").read_text()

@@ -12,6 +12,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.judge.checks import run_checks
 from trapline.arena.judge.diagnosis import diagnose
 from trapline.arena.judge.flaw import flaw_outcome
+from trapline.arena.judge.mutants import MutantHost
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.local import load as load_module
 from trapline.arena.profile import FLAWED, PREVAILS, profile_names
@@ -45,7 +46,8 @@ def outcome_of(challenge, folder, seed=7):
         keep = lambda result, transcript: failures.append((result, transcript))  # noqa: E731
         run_checks(challenge.cases, submission, seed, keep)
         traps = run_checks(challenge.traps, submission, seed, keep)
-        found = diagnose(challenge, failures, submission, seed)
+        with MutantHost(challenge, seed) as host:
+            found = diagnose(challenge, failures, submission, host)
         return flaw_outcome(challenge, challenge.flaw, submission, traps, found.findings, seed)
 
 

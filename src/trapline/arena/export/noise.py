@@ -45,7 +45,7 @@ class Noise:
 
 def reward_noise(challenge: Challenge, *, checks_only: bool) -> Noise:
     """The noise of the whole grade, or of a reward that leaves out the slow checks."""
-    left_out = challenge.slow if checks_only else frozenset()
+    left_out = challenge.left_out_of_quick if checks_only else frozenset()
     named = [bool(fails - left_out) for fails in challenge.fault_dictionary.values()]
     mechanical = [
         outcome.fell_to != "" and outcome.fell_to not in left_out

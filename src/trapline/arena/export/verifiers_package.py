@@ -133,7 +133,8 @@ def _left_out(challenges: Sequence[Challenge]) -> str:
         quick, whole = (reward_noise(one, checks_only=only) for only in (True, False))
         if quick.survivors > whole.survivors:
             lines.append(
-                f"\n`quick` leaves out the {len(one.slow)} slow checks of `{one.id}`, so that "
+                f"\n`quick` leaves out {len(one.left_out_of_quick)} slow checks of `{one.id}`, "
+                "so that "
                 f"{quick.survivors - whole.survivors} more of its known bugs get full reward. "
                 "Train with `grade` where that matters.\n"
             )

@@ -7,6 +7,7 @@ checks, and where it gives the same wrong answers the cause is confirmed. What a
 explains is set aside, and the search goes on with the rest.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -47,6 +48,8 @@ LEAST_CONTAINED = 0.6
 #: nearly all of them: rounding at another place than the mutant's makes a tie of its own.
 MOST_SIDE = 0.34
 LEAST_WHOLE = 0.7
+#: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
+QUICK_RUNS = 200
 #: Findings without a name in one cell; the last of them stands for all further ones.
 MOST_UNNAMED = 2
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
@@ -88,8 +91,13 @@ class Diagnoser:
         host: MutantHost,
         failures: Sequence[Failure],
         control_passes: Callable[[Trap], bool] = lambda trap: True,
+        *,
+        quick: bool = False,
     ) -> None:
         self.challenge, self.host = challenge, host
+        self.most_runs = QUICK_RUNS if quick else math.inf
+        #: Checks that are never run on mutants, beside those whose own bug they are.
+        self._too_slow = challenge.slow if quick else frozenset()
         self.control_passes = control_passes
         self.asked = {f.id: f for f in failures if not f.not_offered}
         self.failures = {f.id: f for f in failures}
@@ -97,7 +105,6 @@ class Diagnoser:
         #: Form of a bug → the trap that names it.
         self.forms = {form: trap.id for trap in challenge.traps for form in trap.forms}
         self._checks = len(challenge.cases) + len(challenge.traps)
-        self._slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
         self.rest = set(self.asked)
         #: By the form of the bug: the checks that it explains.
         self.causes: dict[str, set[str]] = {}
@@ -116,12 +123,15 @@ class Diagnoser:
         return self.challenge.fault_dictionary
 
     def diagnose(self) -> Diagnosis:
-        while self.rest:
+        while self.rest and not self._is_spent():
             cause = self._next_cause()
             if cause is None:
                 break
             self._set_aside(cause)
         return self._report()
+
+    def _is_spent(self) -> bool:
+        return self.host.runs >= self.most_runs
 
     # -- choosing a cause -------------------------------------------------------------------------
 
@@ -254,7 +264,7 @@ class Diagnoser:
     def _deciding(self, candidates: Sequence[str]) -> list[str]:
         """The checks on which the candidates are compared: their own traps come first."""
         own = sorted({self.forms[form] for form in candidates} & self.rest)
-        others = sorted(self.rest.difference(own))
+        others = sorted(self.rest.difference(own, self._too_slow))
         return [*own, *others][: max(MOST_CHECKS, len(own))]
 
     def _agreement(self, form: str, checks: Sequence[str]) -> int:
@@ -284,7 +294,7 @@ class Diagnoser:
 
     def _together(self, forms: Sequence[str], check: str) -> bool:
         """A mutant with all these bugs answers as the submission does; not for slow checks."""
-        if len(forms) < 2 or check in self._slow:
+        if len(forms) < 2 or check in self.challenge.slow:
             return False
         if not self.host.can_plant(subject := BOTH.join(forms)):
             return False
@@ -359,7 +369,7 @@ class Diagnoser:
             if not self._has_own_cause(cause, check):
                 explained.add(check)
         if cause in self.confirmed:  # the dictionary's seeds may have missed some
-            others = sorted(self.rest - explained)[:MOST_CHECKS]
+            others = sorted(self.rest - explained - self._too_slow)[:MOST_CHECKS]
             explained |= {
                 check
                 for check in others
@@ -402,7 +412,7 @@ class Diagnoser:
         )
         diagnosis.findings = [self._named(cause) for cause in order]
         echoes = len(self.rest) <= ECHO * len(self.asked) and bool(order)
-        if not echoes:
+        if not echoes or self._is_spent():
             diagnosis.findings += self._unnamed()
         diagnosis.findings += self._not_offered()
         diagnosis.findings = _with_penalties(diagnosis.findings, self.traps)
@@ -538,7 +548,9 @@ def diagnose(
     challenge: Challenge,
     failures: Sequence[tuple[CheckResult, Transcript]],
     submission: Submission,
-    seed: int,
+    host: MutantHost,
+    *,
+    quick: bool = False,
 ) -> Diagnosis:
     """The root causes of these failures; our mutants run on the same calls for comparison."""
     if not failures:
@@ -551,10 +563,9 @@ def diagnose(
 
     def control_passes(trap: Trap) -> bool:
         assert trap.control is not None
-        return run_check(Case(trap.id, trap.control), submission, seed).state == "pass"
+        return run_check(Case(trap.id, trap.control), submission, host.seed).state == "pass"
 
-    with MutantHost(challenge, seed, submission.full) as host:
-        return Diagnoser(challenge, host, found, control_passes).diagnose()
+    return Diagnoser(challenge, host, found, control_passes, quick=quick).diagnose()
 
 
 def _not_implemented(transcript: Transcript) -> str:

@@ -26,6 +26,7 @@ from trapline.arena.judge.diagnosis import Diagnosis, diagnose
 from trapline.arena.judge.flaw import flaw_outcome
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
 from trapline.arena.judge.intake import Intake
+from trapline.arena.judge.mutants import MutantHost
 from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests, tests_once
 from trapline.arena.judge.request import GradeRequest, entry_files
 from trapline.arena.judge.traps import Case, Trap
@@ -218,17 +219,19 @@ def _check(
     failures: list[tuple[CheckResult, Transcript]] = []
 
     def keep(result: CheckResult, transcript: Transcript) -> None:
+        host.start()
         failures.append((result, transcript))
 
-    left_out = challenge.slow if request.checks_only else frozenset()
+    left_out = challenge.left_out_of_quick if request.checks_only else frozenset()
     cases = [case for case in challenge.cases if case.id not in left_out]
     traps = [trap for trap in challenge.traps if trap.id not in left_out]
-    on_step("cases")
-    verdict.cases = run_checks(cases, submission, request.seed, keep)
-    on_step("traps")
-    verdict.traps = run_checks(traps, submission, request.seed, keep)
-    on_step("diagnosis")
-    found = diagnose(challenge, failures, submission, request.seed)
+    with MutantHost(challenge, request.seed, submission.full) as host:
+        on_step("cases")
+        verdict.cases = run_checks(cases, submission, request.seed, keep)
+        on_step("traps")
+        verdict.traps = run_checks(traps, submission, request.seed, keep)
+        on_step("diagnosis")
+        found = diagnose(challenge, failures, submission, host, quick=request.checks_only)
     verdict.findings = found.findings
     verdict.traps = [_with_state(result, found) for result in verdict.traps]
     if challenge.flaw is not None:

@@ -137,9 +137,17 @@ class MutantHost:
 
     def __init__(self, challenge: Challenge, seed: int, full: bool = False) -> None:
         self.challenge, self.seed, self.full = challenge, seed, full
+        #: How often a subject has answered a check.
+        self.runs = 0
         self._running: _Running | None = None
         self._seen: dict[tuple[str, str], Run] = {}
         self._plantable: dict[str, bool] = {}
+
+    def start(self) -> "_Running":
+        """Starts the process, so that it is ready when first asked."""
+        if self._running is None:
+            self._running = _spare.take()
+        return self._running
 
     def run(self, subject: str, check: str) -> Run:
         """`subject` is the name of a form of a trap's bug, several with BOTH between, or GOLD."""
@@ -167,9 +175,9 @@ class MutantHost:
         return self._ask(files, check)
 
     def _ask(self, subject: str | dict[str, str], check: str, again: bool = False) -> Run:
-        if self._running is None:
-            self._running = _spare.take()
-        running, process = self._running, self._running.process
+        self.runs += 1
+        running = self.start()
+        process = running.process
         request = (_where(self.challenge), subject, check, self.seed, self.full, again)
         assert process.stdin is not None
         assert process.stdout is not None

@@ -10,7 +10,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -140,6 +143,18 @@ def _copied(
     return wire.Decoder(body, resolve).decode(node)
 
 
+class _Loader(SourceFileLoader):
+    """Compiles a text once: mutants of a large file take longer to compile than to answer."""
+
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:  # type: ignore[override]
+        return _compiled(bytes(data), Path(path).name)
+
+
+@lru_cache(maxsize=512)
+def _compiled(source: bytes, name: str) -> CodeType:
+    return compile(source, name, "exec", dont_inherit=True)
+
+
 def load(folder: Path, entry: str = "solution") -> Any:
     names = {path.stem for path in folder.glob("*.py")}
     for name in names:
@@ -147,7 +162,8 @@ def load(folder: Path, entry: str = "solution") -> Any:
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
     try:
-        spec = importlib.util.spec_from_file_location(entry, folder / f"{entry}.py")
+        path = folder / f"{entry}.py"
+        spec = importlib.util.spec_from_file_location(entry, path, loader=_Loader(entry, str(path)))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

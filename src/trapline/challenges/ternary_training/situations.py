@@ -147,8 +147,10 @@ def _exercise() -> None:
 _TRAINED: "WeakKeyDictionary[Submission, Trained | Violation]" = WeakKeyDictionary()
 #: Many times what learning takes; a good trainer stops before.
 SECONDS, FULL_SECONDS, NOISE_SECONDS = 6, 60, 3
-#: What a rule takes: half a second shows it, the rest is for answers that go about it more slowly.
-RULE_SECONDS = 3
+#: What a rule takes: the short training shows it, the long one is for slower answers.
+SHORT_RULE_SECONDS, RULE_SECONDS = 0.6, 3
+#: Enough for a first step, where only the form of what comes back counts.
+MOMENT = 0.05
 UNSEEN_LINES = 15
 
 
@@ -199,12 +201,13 @@ def share_of_counting(
     rng: np.random.Generator,
     documents: list[Document],
     unseen: int,
+    seconds: float,
     **changes: Any,
 ) -> float:
     """Perplexity on the last `unseen` documents, over that of word counts, once trained on the
-    others."""
+    others for so many `seconds`."""
     shown, judged = documents[:-unseen], documents[-unseen:]
-    config = config_of(rng, layers=1, seconds=unhurried(RULE_SECONDS), **changes)
+    config = config_of(rng, layers=1, seconds=unhurried(seconds), **changes)
     tensors = submission.train(shown, config)
     for name, shape in small_lm.tensor_shapes(config).items():
         expect.that(isinstance(tensors, dict) and name in tensors, f"there is no tensor {name}")

@@ -7,6 +7,7 @@ from trapline.arena.judge.traps import edit, edits, insert_after, insert_before,
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.situations import (
+    MOMENT,
     config_of,
     refuses,
     same_tensors,
@@ -178,7 +179,7 @@ def train_groups_by_another_number(submission: Submission, rng: np.random.Genera
     ),
 )
 def scales_wide_after_training(submission: Submission, rng: np.random.Generator) -> None:
-    answer, config = _start(submission, rng, dim=16, layers=1, seconds=0.3)
+    answer, config = _start(submission, rng, dim=16, layers=1, seconds=MOMENT)
     tensor_of(answer, "head", config)
 
 
@@ -234,7 +235,7 @@ def training_carries_over(submission: Submission, rng: np.random.Generator) -> N
     config = config_of(rng, dim=16, layers=1)
     documents = text.noise(rng, 8, 12, 8)
     first = submission.train(documents, config)
-    submission.train(documents, {**config, "seconds": 0.3})
+    submission.train(documents, {**config, "seconds": MOMENT})
     again = submission.train(documents, config)
     expect.that(same_tensors(first, again), "the starting weights remember a training")
 

@@ -11,6 +11,7 @@ from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.cases import weights_of
 from trapline.challenges.ternary_training.situations import (
     GROUP,
+    MOMENT,
     config_of,
     grid,
     quantised,
@@ -33,7 +34,7 @@ from trapline.gold.ternary import oracle, small_lm
     seen=BLIND,
 )
 def short_documents_break(submission: Submission, rng: np.random.Generator) -> None:
-    config = config_of(rng, dim=16, layers=1, seconds=0.3)
+    config = config_of(rng, dim=16, layers=1, seconds=MOMENT)
     documents = [[], [3], *text.noise(rng, 8, 6, 8), [5], [], [1, 2]]
     answer = submission.train(documents, config)
     tensor_of(answer, "head", config)
@@ -49,7 +50,7 @@ def short_documents_break(submission: Submission, rng: np.random.Generator) -> N
     ),
 )
 def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> None:
-    config = config_of(rng, dim=16, layers=1, context=8, seconds=0.3)
+    config = config_of(rng, dim=16, layers=1, context=8, seconds=MOMENT)
     answer = submission.train(text.noise(rng, 8, 8, 40), config)
     tensor_of(answer, "head", config)
 
