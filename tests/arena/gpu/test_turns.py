@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -74,10 +75,11 @@ def test_a_killed_grader_leaves_the_gpu(gpu):
         stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"1\n"
-    process.kill()
-    process.communicate()
+    before = turns.waited()
+    threading.Timer(0.2, process.kill).start()
     with turns.alone(gpu):
-        pass
+        process.communicate()
+    assert turns.waited() - before >= 0.2
 
 
 def test_a_thread_does_not_wait_for_itself(gpu):

@@ -9,6 +9,7 @@ import fcntl
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ class _Held(threading.local):
     def __init__(self) -> None:
         self.turns: dict[str, Shared] = {}
         self.alone: set[str] = set()
+        self.waited = 0.0
 
 
 _held = _Held()
@@ -38,7 +40,7 @@ class Shared:
         self._users = 1
         with _locked(gpu, "gate") as gate:
             self._others = not _is_free(self._room)
-            fcntl.flock(self._room, fcntl.LOCK_SH)
+            _wait(self._room, fcntl.LOCK_SH)
             self._number = _count(gate) + 1
             os.pwrite(gate, self._number.to_bytes(_COUNTER_BYTES, "big"), 0)
         self._of[gpu] = self
@@ -60,6 +62,11 @@ class Shared:
             return self._others or _count(fd) != self._number
         finally:
             os.close(fd)
+
+
+def waited() -> float:
+    """Seconds that this thread has waited for its turns."""
+    return _held.waited
 
 
 def share(gpu: str) -> Shared | None:
@@ -107,10 +114,16 @@ def _open(gpu: str, name: str) -> int:
 def _locked(gpu: str, name: str) -> Iterator[int]:
     fd = _open(gpu, name)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _wait(fd, fcntl.LOCK_EX)
         yield fd
     finally:
         os.close(fd)
+
+
+def _wait(fd: int, kind: int) -> None:
+    begun = time.perf_counter()
+    fcntl.flock(fd, kind)
+    _held.waited += time.perf_counter() - begun
 
 
 def _is_free(room: int) -> bool:

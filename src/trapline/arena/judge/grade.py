@@ -16,6 +16,7 @@ import trapline
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, NotMeasuredError, Violation
 from trapline.arena.gpu import reproduction as gpu_reproduction
+from trapline.arena.gpu import turns
 from trapline.arena.gpu.contract import entries
 from trapline.arena.gpu.measure import Measurer
 from trapline.arena.gpu.opening import machine_facts, open_with, why_not_gradable
@@ -62,7 +63,7 @@ def grade(
     request: GradeRequest, challenge: Challenge, on_step: OnStep = lambda step: None
 ) -> Bundle:
     """Never raises for what a submission does; a failure of ours becomes `infra_error`."""
-    started, clock = datetime.now(UTC), time.perf_counter()
+    started, clock = datetime.now(UTC), time.perf_counter() - turns.waited()
     intake, verdict = request.read(), Verdict()
     try:
         if request.trouble:
@@ -81,7 +82,8 @@ def grade(
             _examine(request, challenge, intake, verdict, on_step)
     except ArenaError as error:
         verdict = Verdict(state="infra_error", reason=str(error))
-    return _bundle(request, challenge, intake, verdict, started, time.perf_counter() - clock)
+    seconds = time.perf_counter() - turns.waited() - clock
+    return _bundle(request, challenge, intake, verdict, started, seconds)
 
 
 def _is_starter(challenge: Challenge, intake: Intake) -> bool:
