@@ -137,7 +137,7 @@ class KnownCall(NamedTuple):
     """
 
     plan: CallPlan
-    count: int
+    length: int
     names: tuple[str, ...]
     #: Where arguments that are no tensors stand, their values and their types.
     options: tuple[tuple[int, Any, type], ...]
@@ -151,8 +151,11 @@ def known_call(plan: CallPlan, given: tuple[Any, ...], names: tuple[str, ...]) -
     places = tuple(i for i, one in enumerate(given) if isinstance(one, Tensor))
     tensors = [given[i] for i in places]
     others = tuple((i, x, x.__class__) for i, x in enumerate(given) if i not in places)
-    sizes, steps = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps)
+    exact: dict[str, Any] = {
+        "dynamic_dims_sizes": [list(x.shape) for x in tensors],
+        "dynamic_dims_strides": [list(x.stride()) for x in tensors],
+    }
+    guards = TensorGuards(*tensors, **exact)
     differentiable = any(x.requires_grad for x in tensors)
     return KnownCall(plan, len(given), names, others, places, differentiable, guards.check)
 
@@ -182,8 +185,8 @@ class CallPlans:
     ) -> Any:
         """The result, if this call equals the known one except for addresses; else _OTHER."""
         given = (*arguments, *options.values()) if options else arguments
-        plan, count, names, others, places, differentiable, check = known
-        if len(given) != count or ((options or names) and tuple(options) != names):
+        plan, length, names, others, places, differentiable, check = known
+        if len(given) != length or ((options or names) and tuple(options) != names):
             return _OTHER
         if differentiable and _grad_enabled():
             return _OTHER
