@@ -33,7 +33,7 @@ system:
 
 # The pages of docs/ and a reference of the public names, as a site of files.
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -59,3 +59,13 @@ def test_pages_of_the_site_exist():
     pages = re.findall(r": (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.M)
     assert len(pages) > 15
     assert [page for page in pages if not (DOCS / page).is_file()] == []
+
+
+def test_links_between_pages_lead_to_files():
+    links = [
+        (page, page.parent / target)
+        for page in DOCS.rglob("*.md")
+        for target in re.findall(r"\]\((?!https?:)([\w./-]+)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 50
+    assert [(page.name, file.name) for page, file in links if not file.exists()] == []
