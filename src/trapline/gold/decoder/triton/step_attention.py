@@ -254,8 +254,10 @@ def attend_tail(
         total += 1.0
         weighted += value.to(tl.float32)[None, :]
         slot = ((page * P + length % P) * G + g) * D + d
-        tl.store(keys + slot, tl.reshape(key, [BLOCK_D]), mask=(d < D) & writes)
-        tl.store(values + slot, value, mask=(d < D) & writes)
+        # Not `(d < D) & writes`: the interpreter of Triton 3.9 rejects masks made from scalars.
+        stored = d < tl.where(writes, D, 0)
+        tl.store(keys + slot, tl.reshape(key, [BLOCK_D]), mask=stored)
+        tl.store(values + slot, value, mask=stored)
     peak, total, weighted = softmax_update(
         q, k, v, begin, end, peak, total, weighted, scale, BLOCK_S, PRECISION
     )

@@ -56,7 +56,8 @@ def rope_and_append_kernel(
         stored = inside
     else:
         slot = tl.load(slots + row)
-        stored = inside & (slot >= 0)
+        # Not `inside & (slot >= 0)`: the interpreter of Triton 3.9 rejects masks from scalars.
+        stored = d < tl.where(slot >= 0, half, 0)
         if head < H + G:
             target = keys + (slot * G + head - H) * D + d
         else:

@@ -192,7 +192,8 @@ def verdict_kernel(
     length = tl.load(lengths + row)
     tl.store(path + row * (deepest + 1) + depth, i.to(tl.int64), mask=accepted)
     here = text + row * room
-    there = accepted & real & going & (length + depth < room)
+    # Not `& going`: the interpreter of Triton 3.9 rejects masks made from scalars.
+    there = accepted & real & (length + depth < tl.where(going, room, 0))
     tl.store(here + length + depth, token, mask=there)
     if going & (length + count < room):
         tl.store(here + length + count, bonus)
@@ -272,11 +273,11 @@ def lookup_kernel(
     for width in tl.static_range(WIDTH):
         wanted = tl.load(here + tl.maximum(end - width, 0))
         found = tl.load(here + s - width, mask=alike & (s >= width), other=-1)
-        alike = alike & (found == wanted) & (s >= width) & (end >= width)
+        alike = alike & (found == wanted) & (s >= width)
         best = tl.where(alike, (width * room + s).to(tl.int64), best)
     top = tl.max(best, 0)
     j = tl.arange(0, BLOCK_L)
     start = top % room + 1 + j
-    known = (top >= 0) & (start <= end) & (j < drafted)
+    known = (start <= tl.where(top >= 0, end, -1)) & (j < drafted)
     said = tl.load(here + start, mask=known, other=-1)
     tl.store(tokens + row * drafted + j, said, mask=j < drafted)
