@@ -115,7 +115,7 @@ class Diagnoser:
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        checks = [check.id for check in (*self.challenge.cases, *self.challenge.traps)]
+        checks = [*(case.id for case in self.challenge.cases), *self.traps]
         return Neighbours(self.dictionary, checks)
 
     @cached_property

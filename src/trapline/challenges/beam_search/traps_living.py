@@ -76,6 +76,13 @@ def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generato
     severity="major",
     story="A width that is one too small shows only when the last beam wins.",
     mutant=edit(EXPAND, EXPAND.replace("beam_width", "beam_width - 1 or 1")),
+    also=[
+        edit("np.flatnonzero(values >= cut)", "np.flatnonzero(values > cut)"),
+        edits(
+            ("np.flatnonzero(values >= cut)", "np.flatnonzero(values > cut)"),
+            ("np.arange(values.size)", "np.flatnonzero(values > values.min())"),
+        ),
+    ],
 )
 def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)

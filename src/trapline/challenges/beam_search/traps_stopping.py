@@ -91,6 +91,50 @@ def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
+    catches="the stop test compares with the hypothesis that entered last, not with the worst",
+    severity="major",
+    story="The pool is sorted only at the end, and its last element is taken for the worst.",
+    mutant=edits(
+        (
+            "            self.pool.append(Hypothesis(tokens, score))\n",
+            "            self.pool.append(Hypothesis(tokens, score))\n"
+            "            self.newest = score\n",
+        ),
+        ("return bound <= self.pool[-1].score", "return bound <= self.newest"),
+    ),
+    seen=BLIND,
+    control=ordinary_search,
+)
+def bound_against_the_newest(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -3.0, A: -0.5, B: -0.75}, (A,): {A: -0.5}, (B,): {E: -0.125}, (A, A): {E: 0.0}}
+    settings = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E, "length_penalty": 0.0}
+    asked = one(submission, rng, table, **settings)
+    best(asked, [B, E], -0.875)
+
+
+@trap(
+    catches="max_new_tokens counts the tokens of the prompt, too",
+    severity="critical",
+    story="A maximum length and a maximum number of new tokens are two settings in many libraries.",
+    mutant=edits(
+        ("from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n"),
+        (
+            "        self.rules = rules\n",
+            "        most = max(1, rules.max_new_tokens - len(prompt))\n"
+            "        self.rules = replace(rules, max_new_tokens=most)\n",
+        ),
+    ),
+    seen=BLIND,
+)
+def limit_counts_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0}, (A,): {B: -1.0}, (A, B): {A: -1.0}, (A, B, A): {E: -1.0}}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=4, eos_id=E)
+    best(asked, [A, B, A, E], -1.0)
+
+
+@trap(
     catches="the stop test uses the maximum length also where shorter is better",
     severity="critical",
     story="The bound for a positive penalty stops a search with a negative one far too early.",

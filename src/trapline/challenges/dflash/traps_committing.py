@@ -127,6 +127,7 @@ def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> No
     severity="minor",
     story="float64 in a float32 cache doubles its size.",
     mutant=edit(_KEPT, "    return kv[..., rows, :].astype(np.float64)\n"),
+    also=[edit(_KEPT, "    return kv[..., rows, :].astype(np.float32)\n")],
 )
 def cache_dtype_changed(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float16):

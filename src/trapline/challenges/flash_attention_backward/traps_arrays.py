@@ -107,6 +107,7 @@ def strides_of_dout_ignored(submission: Submission, rng: np.random.Generator) ->
         "dout[b, h, rows] @ v[b, g, cols].T",
         "(dout[b, h, rows] @ v[b, g, cols].T).astype(np.float32)",
     ),
+    also=[edit("(dout * out).sum(axis=-1)", "(dout * out).astype(np.float32).sum(axis=-1)")],
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=6, S=6), rng, False), tile=4)

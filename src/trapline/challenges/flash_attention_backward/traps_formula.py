@@ -238,6 +238,22 @@ def weights_not_normalised(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
+    catches="where scores are large, the recomputed weights are not divided by their sum",
+    severity="major",
+    story="Large rows take another path, with their own maximum, and its sum is forgotten.",
+    mutant=edit(
+        WEIGHTS,
+        "peak = scores.max(axis=1, initial=-1e300)\n"
+        "    return np.exp(scores - np.where(np.abs(finite) > 8, peak, finite)[:, None])",
+    ),
+    seen=BLIND,
+    control=ordinary,
+)
+def large_rows_not_normalised(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, with_logits(rng, [30.0, 29.5, 31.0, 30.5], 3, False), tile=4)
+
+
+@trap(
     catches="lse is taken for a base-2 logarithm",
     severity="major",
     story="Kernels keep lse in base 2; a backward pass by another author may expect base e.",
@@ -280,6 +296,21 @@ def more_queries_than_keys(submission: Submission, rng: np.random.Generator, til
 )
 def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     more_queries_than_keys(submission, rng, 16)
+
+
+@trap(
+    catches="a backward pass whose lse holds −inf is refused, although such rows have no gradient",
+    severity="major",
+    story="A check that everything is finite meets the one infinity that the contract has.",
+    mutant=insert_before(
+        "    if dout.shape != q.shape or out.shape",
+        "    if not np.isfinite(lse).all():\n        raise ValueError('lse must be finite')\n",
+    ),
+    seen=BLIND,
+    control=ordinary,
+)
+def infinite_lse_refused(submission: Submission, rng: np.random.Generator) -> None:
+    more_queries_than_keys(submission, rng, 4)
 
 
 @trap(
@@ -366,6 +397,18 @@ def gradients_of_repeated_heads(submission: Submission, rng: np.random.Generator
 )
 def dk_and_dv_swapped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="dv is formed with the gradient of the scores instead of the weights",
+    severity="critical",
+    story="The same buffer holds first the weights and then dS; dv is taken from it too late.",
+    mutant=edit("weights.T @ dout[b, h, rows]", "dscores.T @ dout[b, h, rows]"),
+    also=[edit("weights.T @ dout[b, h, rows]", "dscores.T @ dout[b, h, rows] * D**0.5")],
+    seen=BLIND,
+)
+def dv_from_dscores(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=5), rng, False))
 
 
 @trap(

@@ -34,6 +34,22 @@ def forward_rescale_direction(submission: Submission, rng: np.random.Generator) 
 
 
 @trap(
+    catches="the forward pass keeps the maximum of its first tile, so that a higher one overflows",
+    severity="critical",
+    story="The maximum is set once, when nothing was seen yet; random scores never grow that much.",
+    mutant=edit(
+        "np.maximum(peak, scores.max(axis=1))",
+        "np.where(peak == -np.inf, scores.max(axis=1), peak)",
+    ),
+    seen=BLIND,
+    control=ordinary,
+)
+def forward_maximum_of_the_first_tile(submission: Submission, rng: np.random.Generator) -> None:
+    _, q, k, v, _, _ = with_logits(rng, [0.0, 0.0, 2000.0, 2000.0], 3, False)
+    attends(submission, q, k, v, tile=2)
+
+
+@trap(
     catches="one maximum for a whole tile of queries, so that rows with low scores underflow",
     severity="major",
     story="max() without an axis: one query with large scores makes the others underflow, and "

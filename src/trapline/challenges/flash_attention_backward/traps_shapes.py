@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import (
@@ -162,6 +162,25 @@ def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> N
             differentiates(submission, draw(Shape(T=T, S=S), rng, True), causal=True, tile=tile)
 
 
+_WEIGHTS = "                dweights = dout[b, h, rows] @ v[b, g, cols].T\n"
+
+
+@trap(
+    catches="the first query that sees a tile of keys neither gets nor gives a gradient there",
+    severity="major",
+    story="For each tile of keys the loop over queries begins one query late.",
+    mutant=insert_before(
+        _WEIGHTS,
+        "                if causal:\n"
+        "                    weights[position + np.arange(rows.stop - top) == start] = 0\n",
+    ),
+    seen=BLIND,
+    control=ordinary,
+)
+def first_seeing_query_skipped(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=8, S=8), rng, True), causal=True, tile=4)
+
+
 # --- tiles and lengths ----------------------------------------------------------------------------
 
 
@@ -205,6 +224,12 @@ def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Gen
     severity="major",
     story="Self-attention tests have T = S; cross-attention does not.",
     mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), ")),
+    also=[
+        edits(
+            (BACKWARD_HEAD, BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), ")),
+            ("slice(start, min(start + tile, S))", "slice(start, min(start + tile, S, T))"),
+        )
+    ],
     control=ordinary,
 )
 def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:

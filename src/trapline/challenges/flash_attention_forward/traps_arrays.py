@@ -43,6 +43,20 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="without any key (S = 0) lse is 0 instead of −inf",
+    severity="minor",
+    story="An early return for S = 0 answers zeros for both results.",
+    mutant=edit(
+        "    for b, h in np.ndindex(B, H):\n",
+        "    if S == 0:\n        return out, lse\n    for b, h in np.ndindex(B, H):\n",
+    ),
+    seen=WRITTEN,
+)
+def no_keys_lse_zero(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=3, S=0).draw(rng))
+
+
+@trap(
     catches="T = 0 raises (a tile clamped to zero) instead of giving empty arrays",
     severity="minor",
     story="It happens when a scheduler passes a request with nothing new to compute.",

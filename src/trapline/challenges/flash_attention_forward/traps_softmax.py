@@ -80,6 +80,28 @@ def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) 
     attends(submission, *inputs, tile=4)
 
 
+def growing_logits_in_one_tile(submission: Submission, rng: np.random.Generator) -> None:
+    inputs = with_logits(rng, np.repeat([0.0, 2000.0], 4), 3, np.float64)
+    attends(submission, *inputs, tile=8)
+
+
+@trap(
+    catches="the maximum of the first tile is kept, so a later, higher tile overflows",
+    severity="critical",
+    story="The maximum is set once, when nothing was seen yet; scores grow by more than 700 only "
+    "where a test makes them.",
+    mutant=edit(
+        "np.maximum(peak, scores.max(axis=1))",
+        "np.where(peak == -np.inf, scores.max(axis=1), peak)",
+    ),
+    seen=WRITTEN,
+    control=growing_logits_in_one_tile,
+)
+def maximum_of_the_first_tile(submission: Submission, rng: np.random.Generator) -> None:
+    inputs = with_logits(rng, np.repeat([0.0, 2000.0], 4), 3, np.float64)
+    attends(submission, *inputs, tile=4)
+
+
 @trap(
     catches="one maximum for a whole tile, so that rows with low scores underflow",
     severity="critical",

@@ -44,6 +44,21 @@ def strided_logits(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="logits that are not contiguous are refused",
+    severity="major",
+    story="A check that a C extension would need; slices and transposes are ordinary input here.",
+    mutant=insert_after(
+        CHECKED,
+        "    if not logits.flags.c_contiguous:\n        raise ValueError('not contiguous')\n",
+    ),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def strides_refused(submission: Submission, rng: Rng) -> None:
+    strided_logits.run(submission, rng)
+
+
+@trap(
     catches="the maximum subtracted, or winners masked, in the caller's array",
     severity="critical",
     story="Repeated argmax writes −inf into the logits, which the sampler still needs.",

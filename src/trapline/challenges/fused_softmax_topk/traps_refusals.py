@@ -54,6 +54,20 @@ def later_nan_passes(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="NaN and +inf are looked for in the first tile of a row only",
+    severity="major",
+    story="A generator checks what it reads first; vocabularies are longer than a tile.",
+    mutant=edit(_NOT_FINITE, "if not tile_max < np.inf and largest == -np.inf:"),
+    dimension="robustness",
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def later_tiles_unchecked(submission: Submission, rng: Rng) -> None:
+    for value in (np.nan, np.inf):
+        expect.raises(ValueError, submission.softmax_topk, _with(rng, LONG - 1, value), 3)
+
+
+@trap(
     catches="a NaN goes unnoticed because all other logits of its tile are −inf and the tile is "
     "skipped",
     severity="major",

@@ -320,6 +320,29 @@ def small_exponentials_dropped(submission: Submission, rng: Rng) -> None:
     ask(submission, row + rng.uniform(0.0, 0.2), 1)
 
 
+def _clipped(least: str) -> Mutant:
+    return edit(
+        "return _weights(best, largest) / total",
+        f"return np.exp(np.maximum(best - largest, {least})) / total",
+    )
+
+
+@trap(
+    catches="differences to the maximum are clipped, so that −inf gets a probability above 0",
+    severity="major",
+    story="A guard against underflow, which exp does not need.",
+    mutant=_clipped("-50.0"),
+    also=[
+        *(_clipped(least) for least in ("-20.0", "-30.0", "-80.0", "-88.0", "-100.0", "-700.0")),
+        edit("np.exp(values - largest)", "np.exp(np.maximum(values - largest, -50.0))"),
+    ],
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def differences_clipped(submission: Submission, rng: Rng) -> None:
+    ask(submission, sparse({3: 0.5, 17: rng.uniform()}, 30, low=-np.inf), 4)
+
+
 @trap(
     catches="a small constant is added to the sum of the exponentials",
     severity="minor",

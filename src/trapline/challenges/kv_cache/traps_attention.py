@@ -104,6 +104,17 @@ def scale_missing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="scores are scaled by the width of all heads together, (H·D)^-½",
+    severity="major",
+    story="The width of the model stands where that of a head belongs.",
+    seen="an answer written from this prompt alone",
+    mutant=edit(" * width**-0.5", " * (heads * width) ** -0.5"),
+)
+def scale_of_all_heads(submission: Submission, rng: Rng) -> None:
+    scale_missing.run(submission, rng)
+
+
+@trap(
     catches="exp of a score without subtracting the largest",
     severity="critical",
     story="Random test data does not show it; attention sinks reach scores of several hundred.",

@@ -130,6 +130,13 @@ def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
     story="The list of lengths is shared instead of copied.",
     control=never_forked,
     mutant=edit("self._register(list(self.counts[seq]))", "self._register(self.counts[seq])"),
+    also=[
+        edit(
+            "self._register(list(self.counts[seq]))",
+            "self._register(self.counts[seq][:] if isinstance(self, DenseCache) else "
+            "self.counts[seq])",
+        )
+    ],
 )
 def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -225,6 +232,49 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
         twin.append(child, 4)
         twin.append(seq, 4)
         twin.check()
+
+
+@trap(
+    catches="room for a copy is demanded although the shared last page is full and stays as it is",
+    severity="major",
+    story="Only the last page of a fork is looked at, not whether anything is written into it.",
+    seen="an answer written from this prompt alone",
+    control=never_forked,
+    mutant=edit(
+        "        if len(shared) + missing > len(self.free_pages):\n",
+        "        last = start // self.page_size - 1\n"
+        "        copies = start % self.page_size == 0 < start and self.holders[table[last]] > 1\n"
+        "        if len(shared) + missing + copies > len(self.free_pages):\n",
+    ),
+)
+def copy_demanded_at_a_page_end(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, pages=2):
+        twin.append(twin.fork(twin.add(4)), 1)
+        twin.check()
+
+
+def freed_with_one_layer(submission: Submission, rng: Rng, layers: int = 1) -> None:
+    for twin in twins(submission, rng, PAGED, pages=2, layers=layers):
+        twin.free(twin.add(8))
+        twin.add(8)
+        twin.check()
+
+
+@trap(
+    catches="free gives back the pages of the first layer only",
+    severity="major",
+    story="Each layer has a table of its own, and the loop over the layers is missing.",
+    seen="an answer written from this prompt alone",
+    control=freed_with_one_layer,
+    mutant=edit(
+        "        self._shrink(seq, 0)\n        self._forget(seq)\n",
+        "        if self.num_layers == 1 or isinstance(self, DenseCache):\n"
+        "            self._shrink(seq, 0)\n"
+        "        self._forget(seq)\n",
+    ),
+)
+def free_of_the_first_layer_only(submission: Submission, rng: Rng) -> None:
+    freed_with_one_layer(submission, rng, layers=2)
 
 
 @trap(

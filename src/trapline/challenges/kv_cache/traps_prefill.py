@@ -77,6 +77,21 @@ def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="a prefill of a layer that holds positions already is refused",
+    severity="major",
+    story="Written for the first prompt; a second turn continues the same sequence.",
+    seen="an answer written from this prompt alone",
+    control=empty_before,
+    mutant=insert_after(
+        '            raise ValueError(f"{len(q)} queries for {len(k)} new positions")\n',
+        "        if self.counts[seq][layer]:\n            raise ValueError('not empty')\n",
+    ),
+)
+def prefill_into_an_empty_layer_only(submission: Submission, rng: Rng) -> None:
+    prefill_forgets_the_prefix.run(submission, rng)
+
+
+@trap(
     catches="a prompt whose length is not a multiple of the chunk loses its remainder",
     severity="major",
     story="T // chunk rounds leave the remainder out; a chunk larger than the prompt does nothing.",

@@ -238,6 +238,12 @@ def attend_in_single_precision(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A Python float or a float64 scale widens the scores.",
     mutant=edit("np.ascontiguousarray(out.transpose", "np.float64(out.transpose"),
+    also=[
+        edits(
+            ("np.ascontiguousarray(out.transpose", "np.float64(out.transpose"),
+            ("return np.zeros_like(q)", "return np.zeros(q.shape)"),
+        )
+    ],
 )
 def attention_comes_out_wider(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense", layers=1, dtype=np.float32)

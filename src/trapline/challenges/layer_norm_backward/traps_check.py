@@ -358,6 +358,12 @@ def check_of_strided_x(submission: Submission, rng: Rng) -> None:
         "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
         "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)",
     ),
+    also=[
+        edit(
+            "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
+            "(shifted(1.0) - shifted(0.0))) / STEP",
+        )
+    ],
     control=right_passes,
 )
 def check_one_sided(submission: Submission, rng: Rng) -> None:
@@ -368,11 +374,46 @@ def check_one_sided(submission: Submission, rng: Rng) -> None:
             expect.that(met, f"{name}: an input is moved one way and not the other")
 
 
+_EACH_ELEMENT = (
+    ("for _ in range(DIRECTIONS):", "for element in range(min(inputs[place].size, 40)):"),
+    (
+        _DIRECTION,
+        "direction = _direction(rng, inputs[place])\n"
+        "            if direction.size <= 40:\n"
+        "                direction = np.zeros(direction.shape)\n"
+        "                direction.flat[element] = 1.0",
+    ),
+)
+
+
+@trap(
+    catches="the largest relative error of a single derivative instead of the ratio of the norms",
+    severity="minor",
+    story="Where one derivative is 0, its rounding error is compared with itself.",
+    mutant=edits(
+        *_EACH_ELEMENT,
+        (
+            _ERROR,
+            "float(np.max(np.abs(analytic - numeric) / np.maximum("
+            "np.maximum(np.abs(analytic), np.abs(numeric)), 1e-12)))",
+        ),
+    ),
+    seen=WRITTEN_BLIND,
+    control=right_passes,
+)
+def check_by_element(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    dy = p.dy.copy()
+    dy[0, 0, 2] -= dy[..., 2].sum()
+    check_errors(gradient_errors(submission, passes(), p._replace(dy=dy)), None)
+
+
 @trap(
     catches="fewer than four directions, unless every element is checked on its own",
     severity="minor",
     story="One random direction for a million elements can miss a wrong one by chance.",
     mutant=edit("DIRECTIONS = 6", "DIRECTIONS = 1"),
+    also=[edit("spread * rng.choice(", "spread * np.random.default_rng(1).choice(")],
     control=right_passes,
 )
 def check_of_one_direction(submission: Submission, rng: Rng) -> None:
@@ -382,17 +423,20 @@ def check_of_one_direction(submission: Submission, rng: Rng) -> None:
 
 
 def _moves(submission: Submission, rng: Rng) -> dict[str, list[Array]]:
-    """By how much gradient_check moved gamma and beta in its calls of forward.
+    """By how much gradient_check moved each input in its calls of forward.
 
-    x is left out: several directions of it may share a call, one behind the other in the batch.
+    Calls with more rows are left out: there several directions of x lie one behind the other.
     """
     p, checked = problem(rng, (2, 3, 16)), passes()
     gradient_errors(submission, checked, p)
+    alone = [x for _, (x, _, _) in checked.forward.calls if x.shape == p.x.shape]
     shifts = {
+        "dx": [(x - p.x).ravel() for x in alone],
         "dgamma": [gamma - p.gamma for _, (_, gamma, _) in checked.forward.calls],
         "dbeta": [beta - p.beta for _, (_, _, beta) in checked.forward.calls],
     }
-    return {name: [move for move in moves if move.any()] for name, moves in shifts.items()}
+    moved = {name: [move for move in moves if move.any()] for name, moves in shifts.items()}
+    return {name: moves for name, moves in moved.items() if moves or name != "dx"}
 
 
 def _errors_of_scaled(submission: Submission, rng: Rng, by: float, want: float) -> None:

@@ -243,6 +243,18 @@ def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="a model without layers is refused",
+    severity="minor",
+    story="`layers` may be 0: embedding, norm and head alone.",
+    mutant=edit('"layers": 0,', '"layers": 1,'),
+    seen=BLIND,
+)
+def no_layers_refused(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, dim=16, layers=0)
+    tensor_of(submission.train(text.noise(rng, 8, 6, 8), config), "head", config)
+
+
+@trap(
     catches="seeds of more than 32 bits are refused or collide",
     severity="minor",
     story="An older generator takes 32 bits; seeds made of a date and a number do not fit.",
