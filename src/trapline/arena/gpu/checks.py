@@ -116,3 +116,12 @@ def small_large_small(ask: Callable[[Any], None], small: Any, large: Any) -> Non
     """What a large problem leaves in memory must not show in a small one."""
     for problem in (small, large, small):
         ask(problem)
+
+
+def far_apart(values: np.ndarray) -> np.ndarray:
+    """The same float16 values, with more than 2³¹ elements between entries of the first axis; what
+    lies between them is never touched."""
+    wide = np.zeros((len(values), (1 << 31) + 64), np.float16)
+    rows = wide[:, : values[0].size].reshape(values.shape, copy=False)
+    rows[...] = values
+    return rows

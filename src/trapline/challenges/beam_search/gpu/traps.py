@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import (
     Rng,
-    leaves_inputs_alone,
+    far_apart,
     small_large_small,
     spaced,
-    with_late_inputs,
 )
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.gpu.cases import Problem, ask, problem
@@ -245,40 +244,25 @@ def workspace_keeps_old_entries(submission: Submission, rng: Rng) -> None:
     small_large_small(lambda p: ask(submission, p), small, large)
 
 
-@trap(
-    catches="an answer remembered for this shape or this address",
-    severity="critical",
-    story="The next step lies in the same memory and has other values.",
-    mutant=mutants.stale_answer(_LAST, "beam_step", 4),
-    control=ordinary,
+_SHARED = EntryTraps("beam_step", _LAST, 4, lambda rng: problem(rng, 2, 3, 30), ask, ordinary)
+
+
+stale_answer = _SHARED.stale_answer("step")
+
+
+def _with_other_sums(p: Problem, rng: Rng) -> Problem:
+    del rng
+    return Problem(p.log_probs, p.sums[::-1] - 3.0 * np.arange(3, dtype=np.float32))
+
+
+remembered_by_fingerprint = _SHARED.remembered_by_fingerprint(
+    _with_other_sums, "The log-probabilities are the same, and the sums are others."
 )
-def stale_answer(submission: Submission, rng: Rng) -> None:
-    for _ in range(3):
-        ask(submission, problem(rng, 2, 3, 30))
 
 
-@trap(
-    catches="an answer remembered by a few of the values",
-    severity="critical",
-    story="The log-probabilities are the same, and the sums are others.",
-    mutant=mutants.fingerprint(_LAST, "beam_step", 4),
-    control=ordinary,
+inputs_modified = _SHARED.inputs_modified(
+    "the sums are added in the caller's memory", 0, "Log-probabilities belong to the caller."
 )
-def remembered_by_fingerprint(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, 2, 3, 30)
-    ask(submission, p)
-    ask(submission, Problem(p.log_probs, p.sums[::-1] - 3.0 * np.arange(3, dtype=np.float32)))
-
-
-@trap(
-    catches="the sums are added in the caller's memory",
-    severity="critical",
-    story="Log-probabilities belong to the caller.",
-    mutant=mutants.modified_input(_LAST, "beam_step", 0),
-    control=ordinary,
-)
-def inputs_modified(submission: Submission, rng: Rng) -> None:
-    leaves_inputs_alone(submission, "beam_step", *problem(rng, 2, 3, 30))
 
 
 @trap(
@@ -302,35 +286,18 @@ def prompts_beyond_65535(submission: Submission, rng: Rng) -> None:
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two prompts whose distance exceeds 2³¹ elements."""
     p = problem(rng, 2, 2, 50, "float16")
-    apart = np.zeros((2, (1 << 31) + 8), np.float16)
-    rows = apart[:, :100].reshape(2, 2, 50, copy=False)
-    rows[...] = p.log_probs
-    ask(submission, p._replace(log_probs=rows))
+    ask(submission, p._replace(log_probs=far_apart(p.log_probs)))
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_after(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: ask(submission, problem(rng, 2, 3, 40, "bfloat16")),
+    insert_after(
         "    B, W, V = log_probs.shape\n",
         "    if log_probs.element_size() == 2:\n"
         "        log_probs = log_probs.view(torch.float16)\n",
     ),
-    control=ordinary,
+    ordinary,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    ask(submission, problem(rng, 2, 3, 40, "bfloat16"))
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "beam_step"),
-    control=ordinary,
-)
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, 2, 3, 30)
-    ask(submission, p)
-    ask(with_late_inputs(submission), p)
+wrong_stream = _SHARED.wrong_stream()

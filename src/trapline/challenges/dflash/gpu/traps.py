@@ -3,7 +3,8 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, spaced, with_late_inputs
+from trapline.arena.gpu.checks import Rng, far_apart, spaced
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.gpu.cases import Sizes, ask, problem
@@ -230,16 +231,10 @@ def precision_lowered(submission: Submission, rng: Rng) -> None:
     ask(submission, p)
 
 
-@trap(
-    catches="an answer remembered for this shape or this address",
-    severity="critical",
-    story="The next step lies in the same memory and has other values.",
-    mutant=mutants.stale_answer(_LAST, "tree_attention", 1),
-    control=a_chain,
-)
-def stale_answer(submission: Submission, rng: Rng) -> None:
-    for _ in range(3):
-        ask(submission, problem(rng, Sizes(N=5)))
+_SHARED = EntryTraps("tree_attention", _LAST, 1, lambda rng: problem(rng, Sizes(N=5)), ask, a_chain)
+
+
+stale_answer = _SHARED.stale_answer("step")
 
 
 @trap(
@@ -257,15 +252,7 @@ def remembered_by_fingerprint(submission: Submission, rng: Rng) -> None:
     ask(submission, p)
 
 
-@trap(
-    catches="the queries are scaled in the caller's memory",
-    severity="critical",
-    story="Inputs belong to the caller.",
-    mutant=mutants.modified_input(_LAST, "tree_attention", 0),
-    control=a_chain,
-)
-def inputs_modified(submission: Submission, rng: Rng) -> None:
-    leaves_inputs_alone(submission, "tree_attention", *problem(rng, Sizes(N=5)))
+inputs_modified = _SHARED.inputs_modified("the queries are scaled in the caller's memory", 0)
 
 
 @trap(
@@ -289,34 +276,17 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two trees whose keys lie more than 2³¹ elements apart."""
     p = problem(rng, Sizes(B=2, N=4, L=5), "float16")
-    apart = np.zeros((2, (1 << 31) + 64), np.float16)
-    keys = apart[:, : 9 * 16].reshape(2, 1, 9, 16, copy=False)
-    keys[...] = p.k
-    ask(submission, p._replace(k=keys))
+    ask(submission, p._replace(k=far_apart(p.k)))
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_after(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: ask(submission, problem(rng, Sizes(N=5), "bfloat16")),
+    insert_after(
         "    G = k.shape[1]\n",
         "    if q.element_size() == 2:\n        k = k.view(torch.float16)\n",
     ),
-    control=a_chain,
+    a_chain,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    ask(submission, problem(rng, Sizes(N=5), "bfloat16"))
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "tree_attention"),
-    control=a_chain,
-)
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, Sizes(N=5))
-    ask(submission, p)
-    ask(with_late_inputs(submission), p)
+wrong_stream = _SHARED.wrong_stream()

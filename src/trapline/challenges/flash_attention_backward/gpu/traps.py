@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, spaced, with_late_inputs
+from trapline.arena.gpu.checks import Rng, far_apart, spaced
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.flash_attention_backward.gpu.cases import arguments, ask, problem
+from trapline.challenges.flash_attention_backward.gpu.cases import Problem, arguments, ask, problem
 from trapline.challenges.flash_attention_forward.gpu.cases import Sizes
 
 # Lines of the gold solution that several mutants edit.
@@ -244,42 +244,28 @@ def no_queries_no_gradients(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=0, S=5)))
 
 
-@trap(
-    catches="an answer remembered for this shape or this address",
-    severity="critical",
-    story="The next batch lies in the same memory and has other values.",
-    mutant=mutants.stale_answer(_LAST, "flash_attention_backward", 3),
-    control=ordinary,
+_SHARED = EntryTraps(
+    "flash_attention_backward", _LAST, 3, lambda rng: problem(rng, Sizes(T=4, S=9)), ask, ordinary
 )
-def stale_answer(submission: Submission, rng: Rng) -> None:
-    for _ in range(3):
-        ask(submission, problem(rng, Sizes(T=4, S=9)))
 
 
-@trap(
-    catches="an answer remembered by a few of the values",
-    severity="critical",
-    story="A fingerprint of some elements does not see a change in another.",
-    mutant=mutants.fingerprint(_LAST, "flash_attention_backward", 3),
-    control=ordinary,
-)
-def remembered_by_fingerprint(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, Sizes(T=4, S=9))
-    ask(submission, p)
+stale_answer = _SHARED.stale_answer()
+
+
+def _with_other_value(p: Problem, rng: Rng) -> Problem:
     p.dout[0, 0, 1 + rng.integers(3), rng.integers(16)] += 5.0
-    ask(submission, p)
+    return p
 
 
-@trap(
-    catches="dout is overwritten",
-    severity="critical",
-    story="It belongs to the caller, who may need it for another gradient.",
-    mutant=mutants.modified_input(_LAST, "flash_attention_backward", 0),
-    control=ordinary,
+remembered_by_fingerprint = _SHARED.remembered_by_fingerprint(_with_other_value)
+
+
+inputs_modified = _SHARED.inputs_modified(
+    "dout is overwritten",
+    0,
+    "It belongs to the caller, who may need it for another gradient.",
+    arguments,
 )
-def inputs_modified(submission: Submission, rng: Rng) -> None:
-    given = arguments(problem(rng, Sizes(T=4, S=9)))
-    leaves_inputs_alone(submission, "flash_attention_backward", *given)
 
 
 @trap(
@@ -306,34 +292,17 @@ def heads_beyond_65535(submission: Submission, rng: Rng) -> None:
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two batches whose distance exceeds 2³¹ elements."""
     p = problem(rng, Sizes(B=2, T=5, S=9), "float16")
-    apart = np.zeros((2, (1 << 31) + 64), np.float16)
-    queries = apart[:, : 5 * 16].reshape(2, 1, 5, 16, copy=False)
-    queries[...] = p.q
-    ask(submission, p._replace(q=queries))
+    ask(submission, p._replace(q=far_apart(p.q)))
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_after(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: ask(submission, problem(rng, Sizes(T=5, S=9), "bfloat16")),
+    insert_after(
         "    G, S = k.shape[1], k.shape[2]\n",
         "    if q.element_size() == 2:\n        k = k.view(torch.float16)\n",
     ),
-    control=ordinary,
+    ordinary,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    ask(submission, problem(rng, Sizes(T=5, S=9), "bfloat16"))
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "flash_attention_backward"),
-    control=ordinary,
-)
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, Sizes(T=4, S=9))
-    ask(submission, p)
-    ask(with_late_inputs(submission), p)
+wrong_stream = _SHARED.wrong_stream()

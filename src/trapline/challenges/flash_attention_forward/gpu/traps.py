@@ -3,7 +3,8 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, spaced, with_late_inputs
+from trapline.arena.gpu.checks import Rng, far_apart, spaced
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.gpu.cases import Problem, Sizes, ask, problem
@@ -228,41 +229,25 @@ def precision_lowered(submission: Submission, rng: Rng) -> None:
     ask(submission, p)
 
 
-@trap(
-    catches="an answer remembered for this shape or this address",
-    severity="critical",
-    story="The next batch lies in the same memory and has other values.",
-    mutant=mutants.stale_answer(_LAST, "flash_attention", 2),
-    control=ordinary,
+_SHARED = EntryTraps(
+    "flash_attention", _LAST, 2, lambda rng: problem(rng, Sizes(T=4, S=9)), ask, ordinary
 )
-def stale_answer(submission: Submission, rng: Rng) -> None:
-    for _ in range(3):
-        ask(submission, problem(rng, Sizes(T=4, S=9)))
 
 
-@trap(
-    catches="an answer remembered by a few of the values",
-    severity="critical",
-    story="A fingerprint of some elements does not see a change in another.",
-    mutant=mutants.fingerprint(_LAST, "flash_attention", 2),
-    control=ordinary,
-)
-def remembered_by_fingerprint(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, Sizes(T=4, S=9))
-    ask(submission, p)
+stale_answer = _SHARED.stale_answer()
+
+
+def _with_other_value(p: Problem, rng: Rng) -> Problem:
     p.v[0, 0, rng.integers(9), rng.integers(16)] += 5.0
-    ask(submission, p)
+    return p
 
 
-@trap(
-    catches="the queries are scaled in the caller's memory",
-    severity="critical",
-    story="The backward pass still needs them.",
-    mutant=mutants.modified_input(_LAST, "flash_attention", 0),
-    control=ordinary,
+remembered_by_fingerprint = _SHARED.remembered_by_fingerprint(_with_other_value)
+
+
+inputs_modified = _SHARED.inputs_modified(
+    "the queries are scaled in the caller's memory", 0, "The backward pass still needs them."
 )
-def inputs_modified(submission: Submission, rng: Rng) -> None:
-    leaves_inputs_alone(submission, "flash_attention", *problem(rng, Sizes(T=4, S=9)))
 
 
 @trap(
@@ -291,36 +276,19 @@ def heads_beyond_65535(submission: Submission, rng: Rng) -> None:
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two batches whose distance exceeds 2³¹ elements."""
     p = problem(rng, Sizes(B=2, T=5, S=9), "float16")
-    apart = np.zeros((2, (1 << 31) + 64), np.float16)
-    keys = apart[:, : 9 * 16].reshape(2, 1, 9, 16, copy=False)
-    keys[...] = p.k
-    ask(submission, p._replace(k=keys))
+    ask(submission, p._replace(k=far_apart(p.k)))
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_after(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: ask(submission, problem(rng, Sizes(T=5, S=9), "bfloat16")),
+    insert_after(
         "    G, S = k.shape[1], k.shape[2]\n",
         "    if q.element_size() == 2:\n"
         "        import torch\n\n"
         "        q, k, v = (x.view(torch.float16) for x in (q, k, v))\n",
     ),
-    control=ordinary,
+    ordinary,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    ask(submission, problem(rng, Sizes(T=5, S=9), "bfloat16"))
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "flash_attention"),
-    control=ordinary,
-)
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, Sizes(T=4, S=9))
-    ask(submission, p)
-    ask(with_late_inputs(submission), p)
+wrong_stream = _SHARED.wrong_stream()

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import (
     Rng,
+    far_apart,
     leaves_inputs_alone,
     small_large_small,
     spaced,
-    with_late_inputs,
 )
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.gpu.contract import rounded
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
@@ -391,34 +391,30 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 )
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two rows whose distance exceeds 2³¹ elements; what lies between them is never touched."""
-    apart = np.zeros((2, (1 << 31) + 8), np.float16)
-    apart[:, :300] = logits_of(rng, (2, 300), "float16")
-    logits = apart[:, :300]
+    logits = far_apart(logits_of(rng, (2, 300), "float16"))
     check(submission.softmax_topk(logits, 5), logits, 5)
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_before(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: ask(
+        submission, rounded(3.0 * rng.standard_normal((2, 65)), "bfloat16"), 4
+    ),
+    insert_before(
         "    width = _width(rows, V)\n",
         "    if logits.element_size() == 2:\n        logits = logits.view(torch.float16)\n",
     ),
-    control=ordinary,
+    ordinary,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    ask(submission, rounded(3.0 * rng.standard_normal((2, 65)), "bfloat16"), 4)
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "softmax_topk"),
-    control=ordinary,
+_SHARED = EntryTraps(
+    "softmax_topk",
+    _LAST,
+    2,
+    lambda rng: logits_of(rng, (3, 50)),
+    lambda submission, logits: ask(submission, logits, 4),
+    ordinary,
 )
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    logits = logits_of(rng, (3, 50))
-    ask(submission, logits, 4)
-    ask(with_late_inputs(submission), logits, 4)
+
+
+wrong_stream = _SHARED.wrong_stream()

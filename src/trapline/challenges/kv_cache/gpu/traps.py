@@ -5,14 +5,15 @@ import numpy as np
 from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import (
     Rng,
-    leaves_inputs_alone,
+    far_apart,
     small_large_small,
     spaced,
-    with_late_inputs,
 )
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.gpu.cases import (
+    Attended,
     Sizes,
     append,
     append_problem,
@@ -291,41 +292,26 @@ def workspace_kept(submission: Submission, rng: Rng) -> None:
     small_large_small(lambda p: attend(submission, p), small, large)
 
 
-@trap(
-    catches="an answer remembered for this shape or this address",
-    severity="critical",
-    story="The next step lies in the same memory and has other values.",
-    mutant=mutants.stale_answer(_LAST, "paged_attention", 1),
-    control=attends,
+_SHARED = EntryTraps(
+    "paged_attention", _LAST, 1, lambda rng: attention_problem(rng, [9, 12]), attend, attends
 )
-def stale_answer(submission: Submission, rng: Rng) -> None:
-    for _ in range(3):
-        attend(submission, attention_problem(rng, [9, 12]))
 
 
-@trap(
-    catches="an answer remembered by a few of the values",
-    severity="critical",
-    story="The query is the same, and a page has been appended to.",
-    mutant=mutants.fingerprint(_LAST, "paged_attention", 1),
-    control=attends,
-)
-def remembered_by_fingerprint(submission: Submission, rng: Rng) -> None:
-    p = attention_problem(rng, [9, 12])
-    attend(submission, p)
+stale_answer = _SHARED.stale_answer("step")
+
+
+def _with_an_appended_page(p: Attended, rng: Rng) -> Attended:
+    del rng
     p.v_pages[p.block_table[1, 0]] += 3.0
-    attend(submission, p)
+    return p
 
 
-@trap(
-    catches="the query is scaled in the caller's memory",
-    severity="critical",
-    story="Inputs belong to the caller.",
-    mutant=mutants.modified_input(_LAST, "paged_attention", 0),
-    control=attends,
+remembered_by_fingerprint = _SHARED.remembered_by_fingerprint(
+    _with_an_appended_page, "The query is the same, and a page has been appended to."
 )
-def inputs_modified(submission: Submission, rng: Rng) -> None:
-    leaves_inputs_alone(submission, "paged_attention", *attention_problem(rng, [9, 12]))
+
+
+inputs_modified = _SHARED.inputs_modified("the query is scaled in the caller's memory", 0)
 
 
 @trap(
@@ -350,36 +336,21 @@ def sequences_beyond_65535(submission: Submission, rng: Rng) -> None:
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two pages whose distance exceeds 2³¹ elements."""
     p = attention_problem(rng, [5], Sizes(H=1, G=1, D=16, page=8), "float16")
-    apart = np.zeros((2, (1 << 31) + 64), np.float16)
-    pool = apart[:, : 8 * 16].reshape(2, 8, 1, 16, copy=False)
-    pool[1] = p.k_pages[p.block_table[0, 0]]
-    values = np.stack((p.v_pages[0] * 0, p.v_pages[p.block_table[0, 0]]))
+    used = p.block_table[0, 0]
+    pool = far_apart(np.stack((p.k_pages[used] * 0, p.k_pages[used])))
+    values = np.stack((p.v_pages[0] * 0, p.v_pages[used]))
     table = np.array([[1, 0]], np.int32)
     attend(submission, p._replace(k_pages=pool, v_pages=values, block_table=table))
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_after(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: attend(submission, attention_problem(rng, [9], dtype="bfloat16")),
+    insert_after(
         "    page_size, G = k_pages.shape[1], k_pages.shape[2]\n",
         "    if q.element_size() == 2:\n        k_pages = k_pages.view(torch.float16)\n",
     ),
-    control=appends,
+    appends,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    attend(submission, attention_problem(rng, [9], dtype="bfloat16"))
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "paged_attention"),
-    control=attends,
-)
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    p = attention_problem(rng, [9, 12])
-    attend(submission, p)
-    attend(with_late_inputs(submission), p)
+wrong_stream = _SHARED.wrong_stream()

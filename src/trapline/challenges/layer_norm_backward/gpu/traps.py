@@ -3,11 +3,13 @@
 import numpy as np
 
 from trapline.arena.gpu import mutants
-from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, spaced, with_late_inputs
+from trapline.arena.gpu.checks import Rng, far_apart, leaves_inputs_alone, spaced
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.gpu.contract import rounded
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.gpu.cases import (
+    Problem,
     ask,
     backward,
     backward_arguments,
@@ -235,30 +237,20 @@ def no_rows_no_sums(submission: Submission, rng: Rng) -> None:
     backward(submission, problem(rng, 0, 7))
 
 
-@trap(
-    catches="an answer remembered for this shape or this address",
-    severity="critical",
-    story="The next batch lies in the same memory and has other values.",
-    mutant=mutants.stale_answer(_LAST, "layer_norm_backward", 3),
-    control=forward_only,
+_SHARED = EntryTraps(
+    "layer_norm_backward", _LAST, 3, lambda rng: problem(rng, 4, 11), backward, forward_only
 )
-def stale_answer(submission: Submission, rng: Rng) -> None:
-    for _ in range(3):
-        backward(submission, problem(rng, 4, 11))
 
 
-@trap(
-    catches="an answer remembered by a few of the values",
-    severity="critical",
-    story="A fingerprint of some elements does not see a change in another.",
-    mutant=mutants.fingerprint(_LAST, "layer_norm_backward", 3),
-    control=forward_only,
-)
-def remembered_by_fingerprint(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, 3, 10)
-    backward(submission, p)
+stale_answer = _SHARED.stale_answer()
+
+
+def _with_other_value(p: Problem, rng: Rng) -> Problem:
     p.dy[2, 1 + rng.integers(9)] += 9.0
-    backward(submission, p)
+    return p
+
+
+remembered_by_fingerprint = _SHARED.remembered_by_fingerprint(_with_other_value)
 
 
 @trap(
@@ -302,33 +294,17 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two rows whose distance exceeds 2³¹ elements; what lies between them is never touched."""
     p = problem(rng, 2, 300, "float16")
-    apart = np.zeros((2, (1 << 31) + 8), np.float16)
-    apart[:, :300] = p.x
-    forward(submission, p._replace(x=apart[:, :300]))
+    forward(submission, p._replace(x=far_apart(p.x)))
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_after(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: forward(submission, problem(rng, 2, 24, "bfloat16")),
+    insert_after(
         "def layer_norm_forward(x, gamma, beta, eps, y, mean, rstd):\n",
         "    if x.element_size() == 2:\n        x = x.view(torch.float16)\n",
     ),
-    control=one_tile,
+    one_tile,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    forward(submission, problem(rng, 2, 24, "bfloat16"))
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "layer_norm_backward"),
-    control=forward_only,
-)
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, 4, 11)
-    backward(submission, p)
-    backward(with_late_inputs(submission), p)
+wrong_stream = _SHARED.wrong_stream()

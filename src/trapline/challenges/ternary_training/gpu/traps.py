@@ -5,11 +5,11 @@ import numpy as np
 from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import (
     Rng,
-    leaves_inputs_alone,
+    far_apart,
     small_large_small,
     spaced,
-    with_late_inputs,
 )
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.gpu.cases import Problem, ask, pack, problem
@@ -238,16 +238,10 @@ def tail_rows_dropped(submission: Submission, rng: Rng) -> None:
         ask(submission, problem(rng, rows, 16, 3, "float16"))
 
 
-@trap(
-    catches="an answer remembered for this shape or this address",
-    severity="critical",
-    story="The next batch lies in the same memory and has other values.",
-    mutant=mutants.stale_answer(_LAST, "ternary_matmul", 1),
-    control=one_group,
-)
-def stale_answer(submission: Submission, rng: Rng) -> None:
-    for _ in range(3):
-        ask(submission, problem(rng, 2, 40, 3))
+_SHARED = EntryTraps("ternary_matmul", _LAST, 1, lambda rng: problem(rng, 2, 40, 3), ask, one_group)
+
+
+stale_answer = _SHARED.stale_answer()
 
 
 @trap(
@@ -264,15 +258,7 @@ def weights_remembered(submission: Submission, rng: Rng) -> None:
     ask(submission, Problem(other.packed, other.scales, p.x))
 
 
-@trap(
-    catches="x is scaled in the caller's memory",
-    severity="critical",
-    story="Inputs belong to the caller.",
-    mutant=mutants.modified_input(_LAST, "ternary_matmul", 2),
-    control=one_group,
-)
-def inputs_modified(submission: Submission, rng: Rng) -> None:
-    leaves_inputs_alone(submission, "ternary_matmul", *problem(rng, 2, 40, 3))
+inputs_modified = _SHARED.inputs_modified("x is scaled in the caller's memory", 2)
 
 
 @trap(
@@ -298,33 +284,17 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 def two_billion_elements_apart(submission: Submission, rng: Rng) -> None:
     """Two rows whose distance exceeds 2³¹ elements."""
     p = problem(rng, 2, 64, 3, "float16")
-    apart = np.zeros((2, (1 << 31) + 64), np.float16)
-    apart[:, :64] = p.x
-    ask(submission, p._replace(x=apart[:, :64]))
+    ask(submission, p._replace(x=far_apart(p.x)))
 
 
-@trap(
-    catches="bfloat16 is read as float16",
-    severity="critical",
-    story="Both have two bytes; a launcher that looks at the size alone takes one for the other.",
-    mutant=insert_after(
+bfloat16_read_as_float16 = read_as_float16(
+    lambda submission, rng: ask(submission, problem(rng, 2, 40, 3, "bfloat16")),
+    insert_after(
         "    N = packed.shape[0]\n",
         "    if x.element_size() == 2:\n        x = x.view(torch.float16)\n",
     ),
-    control=one_group,
+    one_group,
 )
-def bfloat16_read_as_float16(submission: Submission, rng: Rng) -> None:
-    ask(submission, problem(rng, 2, 40, 3, "bfloat16"))
 
 
-@trap(
-    catches="work is launched on a stream of its own, which does not wait for the caller's",
-    severity="critical",
-    story="The inputs are still being written on the caller's stream.",
-    mutant=mutants.wrong_stream(_LAST, "ternary_matmul"),
-    control=one_group,
-)
-def wrong_stream(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, 2, 40, 3)
-    ask(submission, p)
-    ask(with_late_inputs(submission), p)
+wrong_stream = _SHARED.wrong_stream()
