@@ -134,7 +134,9 @@ def test_nothing_is_timed_beside_an_answers_process(submission, monkeypatch):
     monkeypatch.setattr(rig, "Session", Session)
     with submission() as answer:
         answer.start(())
-        assert answer.rig.gpu in turns._held.turns
+        turn = turns._held.turns[answer.rig.gpu]
+        answer.start(())
+        assert turns._held.turns[answer.rig.gpu] is turn
         with pytest.raises(ArenaError), turns.alone(answer.rig.gpu):
             pass
         with answer.alone():

@@ -67,16 +67,16 @@ class Measurer:
         self.shapes: list[Timed] = challenge.module("cases").timed()
 
     def measure(self) -> tuple[dict[str, Dimension], dict[str, Any]]:
-        self.answer.close()  # it must not run beside what it is compared with
-        self.rig.trim()
         config, gpu = self.answer.config, self.rig.gpu
-        found = yardsticks.lights(config, self.rig)
-        known = yardsticks.of_challenge(self.challenge, config, self.rig)
-        runner = yardsticks.runner_bytes(config, self.rig)
         with ours(self.challenge.solution, config, self.entries, self.rig) as gold:
-            with turns.beside(gpu):
+            with turns.beside(gpu):  # goes on where the checks were: nobody is timed in between
+                self.answer.close()  # it must not run beside what it is compared with
+                self.rig.trim()
                 rings = learned(self.rig, self.entries, self.shapes, gold, spare=True)
             try:
+                found = yardsticks.lights(config, self.rig)
+                known = yardsticks.of_challenge(self.challenge, config, self.rig)
+                runner = yardsticks.runner_bytes(config, self.rig)
                 with turns.alone(gpu):
                     mine = self._answer(rings, gold, runner)
             finally:

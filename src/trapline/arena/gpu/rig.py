@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.gpu import turns
 from trapline.arena.gpu.contract import (
     POISON,
@@ -36,6 +36,10 @@ from trapline.arena.process.session import SandboxConfig, Session
 ALIGNMENT = 16
 #: Compiling a CUDA file with large headers takes its time.
 IMPORT_SECONDS = 180.0
+#: How long the judge waits for memory that others hold.
+MEMORY_SECONDS = 60.0
+#: Buffers of so many bytes are given back at once, and with them the runner that maps them.
+HUGE = 2 << 30
 #: Between the two looks at an output: what a stopped process started earlier would show up.
 LATE_SECONDS = 0.002
 #: Of a compiler's log, in characters.
@@ -70,9 +74,21 @@ class Rig:
         free = self._free.setdefault(whole, [])
         if free:
             return free.pop(-1 if self._same_storage else random.randrange(len(free)))
-        buffer = Buffer(*self.judge.create(whole), whole)
+        buffer = Buffer(*self._create(whole), whole)
         self._all.append(buffer)
         return buffer
+
+    def _create(self, size: int) -> tuple[int, int]:
+        """Waits a while where the GPU's memory is short: other cells give theirs back."""
+        patience = time.monotonic() + MEMORY_SECONDS
+        while True:
+            try:
+                return self.judge.create(size)
+            except ArenaError:
+                self.trim()
+                if time.monotonic() > patience:
+                    raise
+                time.sleep(LATE_SECONDS)
 
     def new_call(self) -> None:
         """Half of the calls find their tensors where a call of the same shapes had them."""
@@ -272,8 +288,9 @@ class GpuSubmission(Submission):
         return self._had_company or (self.turn is not None and self.turn.had_company())
 
     def start(self, entries: Sequence[str]) -> list[str]:
-        self.close()
-        self.turn = None if self.ours else turns.share(self.rig.gpu)
+        super().close()
+        if self.turn is None and not self.ours:
+            self.turn = turns.share(self.rig.gpu)
         self._session = Session(self.folder, self.config, "gpu_runner")
         self._mapped = set()
         header = {"op": "import", "entries": list(entries), "device": self.rig.device}
@@ -351,6 +368,9 @@ class GpuSubmission(Submission):
             return answer_of(written, call.written_dtypes), left
         finally:
             call.release()
+            if any(place.buffer.size >= HUGE for place in call.placed):
+                super().close()
+                self.rig.trim()
 
     def tell(self, header: dict[str, Any], placed: Sequence[Placed]) -> dict[str, Any]:
         """Asks the runner, which has mapped these tensors' buffers before."""

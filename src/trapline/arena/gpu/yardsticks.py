@@ -4,7 +4,7 @@ None of it depends on an answer, so that a run measures it once: what this proce
 told by `recall`, it does not measure again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict
@@ -149,11 +149,18 @@ def _light_shapes(size: int, side: int) -> list[tuple[Timed, float]]:
     ]
 
 
-def of_challenge(challenge: Challenge, config: SandboxConfig, rig: Rig) -> dict[str, Known]:
-    """By the names of the challenge's timed shapes."""
-    if challenge.digest not in _known:
+def of_challenge(
+    challenge: Challenge,
+    config: SandboxConfig,
+    rig: Rig,
+    before: Callable[[], None] = lambda: None,
+) -> dict[str, Known]:
+    """By the names of the challenge's timed shapes; `before` runs in the turn that prepares."""
+    if challenge.digest in _known:
+        before()
+    else:
         try:
-            _known[challenge.digest] = _Race(challenge, config, rig).run()
+            _known[challenge.digest] = _Race(challenge, config, rig).run(before)
         except Violation as failure:
             raise ArenaError(f"the gold solution of {challenge.id} failed: {failure}") from None
     found: dict[str, Known] = _known[challenge.digest]
@@ -175,11 +182,12 @@ class _Race:
         #: Why a baseline takes no part, such as a library that this torch lacks.
         self.failures: list[str] = []
 
-    def run(self) -> dict[str, Known]:
+    def run(self, before: Callable[[], None]) -> dict[str, Known]:
         with ExitStack() as stack:
             for one in (self.gold, *self.baselines.values()):
                 stack.enter_context(one)
             with turns.beside(self.rig.gpu):
+                before()
                 shapes = self.challenge.module("cases").timed()
                 rings = learned(self.rig, self.entries, shapes, self.gold)
                 stack.callback(_release, rings)

@@ -150,11 +150,16 @@ def _check_once(
 def examine(entry: GradeRequest, level: Level) -> None:
     """Refuses a machine, or private traps, that cannot grade this challenge."""
     challenge = _judge(entry)
-    check_machine(challenge, level)
-    refuse_bad_traps(challenge, level)
     config = challenge.sandbox_config(level)
+
+    def check() -> None:
+        check_machine(challenge, level)
+        refuse_bad_traps(challenge, level)
+
     if _is_timed_here(challenge, config):
-        yardsticks.of_challenge(challenge, config, shared_rig(config.device))
+        yardsticks.of_challenge(challenge, config, shared_rig(config.device), check)
+    else:
+        check()
 
 
 def measure_lights(entry: GradeRequest, level: Level) -> None:
