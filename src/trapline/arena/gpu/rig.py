@@ -440,7 +440,7 @@ def strides_of(array: np.ndarray) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def pieces(array: np.ndarray) -> Iterator[tuple[int, memoryview]]:
     """The memory of the array by offset. Between padded rows lies what lay there; rows that are
     far apart come one by one, and nothing is written between them."""
     if not array.size:
@@ -456,7 +456,7 @@ def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     flat = np.asarray(array).reshape(-1)
     if not array.flags.c_contiguous:
         flat = np.lib.stride_tricks.as_strided(np.asarray(array), (count,), (array.itemsize,))
-    yield 0, narrow(flat) if isinstance(array, BFloat16) else flat
+    yield 0, (narrow(flat) if isinstance(array, BFloat16) else flat).data.cast("B")
 
 
 def _plain(value: Any) -> Any:
