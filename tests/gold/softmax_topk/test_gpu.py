@@ -98,6 +98,7 @@ def note(name, got, want):
     [
         *[(3, 97, 5), (5, 1000, 64), (4, 8192, 8), (3, 12000, 100), (2, 50257, 33)],
         *[(45, 50257, 33), (2, 70000, 300), (2, 40000, 70), (150, 5001, 20), (150, 9000, 200)],
+        *[(600, 5001, 20), (600, 20002, 64)],
     ],
 )
 def test_rows_of_every_kind(rows, V, k, kind):
@@ -125,6 +126,11 @@ def test_every_large_block_in_registers(V):
 @pytest.mark.parametrize("V", [2049, 2055, 4096, 10000, 12001, 16383, 16384])
 def test_every_plan_of_many_rows(V):
     taking_turns(200, V, (2, 8, 17, 64, 65, 128, 200, 256, 500, 1000, 1024))
+
+
+@pytest.mark.parametrize("V", [2049, 2055, 4096, 10000, 16384, 16385, 32000, 32767, 32768])
+def test_every_plan_of_thousands_of_rows(V):
+    taking_turns(600, V, (2, 3, 8, 17, 33, 64))
 
 
 @pytest.mark.parametrize("rows", [3, 130])
