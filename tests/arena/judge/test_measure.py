@@ -48,6 +48,14 @@ def test_timings_that_do_not_settle_get_further_rounds(speed):
     assert noisy.evidence["rounds"] == 3 * measure.MOST_ROUNDS
 
 
+def test_only_bursts_that_have_not_settled_are_repeated():
+    steady, noisy = [1.0, 1.0, 1.0], [1.0, 1.1, 1.2]
+    timings = {"reference": {1: steady, 4: noisy}, "submission": {1: steady, 4: steady}}
+    assert len(measure._due(timings, 2, 3)) == 4
+    assert measure._due(timings, 3, 3) == [("reference", 4)]
+    assert measure._due(timings, 3 * measure.MOST_ROUNDS, 3) == []
+
+
 def test_ratio_within_the_noise_of_the_reference_is_that_of_the_reference(speed):
     equal = speed(reference=[1.0, 1.05], submission=[1.0, 1.05])
     slower = speed(reference=[1.0, 1.05, 1.09], submission=[1.02, 1.05])

@@ -83,9 +83,8 @@ def speed(
             with _blamed(name):
                 _burst(racer, prepare, rng, 1).check()
         done = 0
-        while done < rounds or (done < MOST_ROUNDS * rounds and spread(timings) > SETTLED_SPREAD):
+        while order := _due(timings, done, rounds):
             done += 1
-            order = [(name, n) for name in racers for n in BURSTS]
             for index in rng.permutation(len(order)):
                 name, n = order[index]
                 others = [racer for other, racer in racers.items() if other != name]
@@ -116,6 +115,20 @@ def speed(
     raw = {"timings": timings, "digests": digests}
     reason = f"{ratio:.2f} times the speed of the reference"
     return Dimension(score=score, reason=reason, evidence=evidence), raw
+
+
+def _due(
+    timings: dict[str, dict[int, list[float]]], done: int, rounds: int
+) -> list[tuple[str, int]]:
+    """The bursts of the next round: all in a planned one, then those that have not settled."""
+    if done >= MOST_ROUNDS * rounds:
+        return []
+    return [
+        (name, n)
+        for name, bursts in timings.items()
+        for n, times in bursts.items()
+        if done < rounds or spread({name: {n: times}}) > SETTLED_SPREAD
+    ]
 
 
 def spread(timings: dict[str, dict[int, list[float]]]) -> float:
