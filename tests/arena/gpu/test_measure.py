@@ -103,3 +103,30 @@ def test_the_scale_is_the_largest_finite_value(dtype):
         stored = narrow(whole) if dtype == "bfloat16" else whole
         assert timing._scale(stored, dtype) == 3.0
     assert timing._scale(stored[:0], dtype) == 0.0
+
+
+class Bursts(timing.Clock):
+    """A clock whose bursts take what a call takes at that moment, and 1 ms once a burst."""
+
+    def __init__(self, calls):
+        self.ring, self.answer = SimpleNamespace(group=4), SimpleNamespace(ours=True)
+        self.mode, self.calls = "graph", iter(calls)
+
+    def burst(self, groups, patience=timing.LAG, *, whole=False):
+        waiting = 20e-6 if patience == 1 else 0.0
+        return 1e-3 + groups * (4 * next(self.calls) + waiting)
+
+
+def test_a_time_that_was_disturbed_is_taken_again():
+    """For a while calls take twice as long: the first seven rounds are slow, or some of them."""
+    quiet, slow = [30e-6], [60e-6]
+    for disturbed in (slow * 6 + quiet * 8, quiet * 8 + slow * 6, slow * 3 + quiet * 11):
+        times = Bursts(quiet + disturbed + quiet * 60).times()
+        assert times.best == pytest.approx(30e-6)
+        assert times.latency == pytest.approx(50e-6)
+
+
+def test_a_steady_time_is_taken_once():
+    clock = Bursts([30e-6] * 17)
+    assert clock.times().seconds == pytest.approx([30e-6] * 7)
+    assert next(clock.calls, None) is None
