@@ -76,7 +76,7 @@ def standing(bench, cheat):
     """Like any submission, by a judge that may fall."""
     try:
         return graded(bench, cheat)
-    except ValueError as error:
+    except Exception as error:
         return f"it broke the judge: {error}"
 
 
@@ -254,17 +254,17 @@ def answered_late(bench, cheat):
 
 def awaited(bench, cheat):
     """Does the judge ever come to a verdict?"""
-    begun, gained = [], []
-    launch = session.launch
+    begun, gained, launch = [], [], session.launch
     bench.patch.setattr(session, "launch", lambda spec: begun.append(launch(spec)) or begun[-1])
     thread = threading.Thread(target=lambda: gained.append(graded(bench, cheat)))
     thread.start()
     wait_until(lambda: begun)
     # As long as the deadline would be, were there one, and then some.
-    thread.join(PATIENCE if session.IMPORT_SECONDS < PATIENCE else 4.0)
+    thread.join(PATIENCE if bench.importer.IMPORT_SECONDS < PATIENCE else 10.0)
     waits = thread.is_alive()
-    begun[-1].kill()
-    thread.join()
+    while thread.is_alive():
+        begun[-1].kill()
+        thread.join(1.0)
     return "it kept the judge waiting" if waits else gained[0]
 
 
@@ -282,9 +282,8 @@ def believed_length(bench, cheat):
         return read(channel, size, deadline)
 
     bench.patch.setattr(wire.Channel, "_read", careful)
-    with started(bench, cheat) as submission, contextlib.suppress(Violation):
-        submission.sort(np.zeros(3))
-    return f"the judge takes {max(asked)} bytes" if max(asked) > 1 << 30 else ""
+    gained = graded(bench, cheat)
+    return f"the judge takes {max(asked)} bytes" if max(asked) > 1 << 30 else gained
 
 
 def kept_output(bench, cheat):

@@ -4,25 +4,16 @@ import sys
 from dataclasses import replace
 
 import benches
-from switches import ARENA, switch
+from bench import ARENA, add_to_environment
+from switches import switch
 
 from trapline.arena.process import sandbox
-from trapline.arena.process.isolation import bubblewrap, landlock, limits, plan, process
+from trapline.arena.process.isolation import bubblewrap, plan
 
 
 @switch("sandbox")
 def plain_process(bench):
     bench.level = "process"
-
-
-@switch("system-call-filter")
-def no_filter(bench):
-    bench.leave_out("seccomp")
-
-
-@switch("resource-limits")
-def no_limits(bench):
-    bench.leave_out("rlimits")
 
 
 @switch("stack-that-says-nothing")
@@ -36,18 +27,6 @@ def telling_stack(bench):
 def submission_first(bench):
     beside = "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))"
     bench.edit(ARENA / "process" / "worker.py", (beside, "sys.path.insert(0, folder)"))
-
-
-def add_to_environment(bench, **variables):
-    for module in (bubblewrap, landlock, process):
-        bench.patch.setattr(
-            module, "environment", lambda *given: {**limits.environment(*given), **variables}
-        )
-
-
-@switch("fixed-environment")
-def telling_environment(bench):
-    add_to_environment(bench, CI="true")
 
 
 @switch("isolated-interpreter")
@@ -89,12 +68,6 @@ def leaking_descriptor(bench):
             return start(spec, replace(command, descriptors=more), prepared, group)
 
     bench.patch.setattr(sandbox, "_start", leaking)
-
-
-@switch("hard-limits")
-def soft_limits(bench):
-    inside = ARENA / "process" / "isolation" / "inside.py"
-    bench.edit(inside, ("(value, value + grace))", "(value, hard))"))
 
 
 @switch("private-scratch")

@@ -6,72 +6,21 @@ replaces is ours, on our side of the wall, so the attack itself stays as it is. 
 reachable from the package.
 """
 
-import zlib
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import benches
 import numpy as np
-import pytest
+from bench import ARENA, COMMON, Switches
 
-from trapline.arena.challenge import Challenge
 from trapline.arena.judge import checks, expect, grade, intake, measure, own_tests
 from trapline.arena.judge.traps import Case
-from trapline.arena.process import proxy, session, wire
+from trapline.arena.process import session, wire
 from trapline.arena.process.isolation import running
-from trapline.arena.process.isolation.stage import SandboxStage
 from trapline.arena.process.proxy import Submission
-from trapline.arena.record import Dimension, Level
+from trapline.arena.record import Dimension
 
-ARENA = Path(checks.__file__).parents[1]
-
-
-@dataclass
-class Bench:
-    """Where one attack is tried."""
-
-    patch: pytest.MonkeyPatch
-    folder: Path
-    challenge: Challenge
-    level: Level
-    seed: int = 20261115
-    #: What the attack gained, by the judge that this one goes through.
-    judge: Any = benches.graded
-
-    def edit(self, program: Path, *pairs: tuple[str, str]) -> None:
-        """Gives the inside another text of one of its programs."""
-        text = program.read_text()
-        for old, new in pairs:
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-        (self.folder / "edited").mkdir()
-        edited = self.folder / "edited" / program.name
-        edited.write_text(text)
-        add = SandboxStage._add
-        choose = {program.name: edited}
-        self.patch.setattr(
-            SandboxStage, "_add", lambda stage, path: add(stage, choose.get(path.name, path))
-        )
-
-    def leave_out(self, *names: str) -> None:
-        """Starts sandboxes without these defences."""
-        launch = session.launch
-        self.patch.setattr(
-            session, "launch", lambda spec: launch(replace(spec, without=spec.without | {*names}))
-        )
-
-
-SWITCHES = {}
-
-
-def switch(name):
-    def register(function):
-        SWITCHES[name] = function
-        return function
-
-    return register
+SWITCHES = switch = Switches(COMMON)
 
 
 # --- where the verdict is reached, and on what ---------------------------------------------------
@@ -85,19 +34,6 @@ def verdict_inside(bench):
 @switch("no-unpickling")
 def unpickling(bench):
     bench.judge = benches.judged_by("unpickling.py")
-
-
-@switch("a-pass-needs-answers")
-def believe_the_dead(bench):
-    run_check = checks.run_check
-
-    def believing(check, submission, seed):
-        deaths = submission.deaths
-        result = run_check(check, submission, seed)
-        died = submission.deaths > deaths
-        return result.model_copy(update={"state": "pass"}) if died else result
-
-    bench.patch.setattr(checks, "run_check", believing)
 
 
 @switch("unforeseen-answers")
@@ -174,21 +110,6 @@ def share_inputs(bench):
 # --- what is asked -------------------------------------------------------------------------------
 
 
-class Repeating:
-    """The same values for the same shape, whoever asks."""
-
-    def standard_normal(self, shape):
-        return np.random.default_rng(zlib.crc32(repr(shape).encode())).standard_normal(shape)
-
-    def __getattr__(self, name):
-        return getattr(np.random.default_rng(5), name)
-
-
-@switch("fresh-values")
-def repeat_values(bench):
-    bench.patch.setattr(checks, "generator", lambda seed, name: Repeating())
-
-
 @switch("unknown-seed")
 def guessable_seed(bench):
     bench.seed = 7
@@ -206,19 +127,6 @@ def round_lengths(bench):
 
 
 # --- the wire ------------------------------------------------------------------------------------
-
-
-@switch("lengths-checked")
-def believe_lengths(bench):
-    for limit in ("MAX_HEADER", "MAX_BODY"):
-        bench.patch.setattr(wire, limit, 1 << 64)
-
-
-@switch("writable-text")
-def keep_any_text(bench):
-    bench.patch.setattr(wire, "_writable", lambda header: benches.as_json(header))
-    for module in (session, proxy, own_tests):
-        bench.patch.setattr(module, "printable", lambda text: text)
 
 
 @switch("own-copy-of-answers")
@@ -263,11 +171,6 @@ def nobody_stands_still(bench):
 @switch("idle-memory-counts")
 def forgive_idle_memory(bench):
     bench.patch.setattr(measure, "IDLE_ALLOWANCE", 1 << 40)
-
-
-@switch("control-group")
-def no_control_group(bench):
-    bench.leave_out("cgroup")
 
 
 # --- own tests and code --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import benches
 import pytest
 import sandbox_switches  # noqa: F401 - it registers its switches
 import switches
+from bench import Bench
 
 from trapline.arena.certify import red_team
 from trapline.arena.judge import grade
@@ -37,7 +38,7 @@ def bench(monkeypatch, tmp_path, level):
     # No attack here waits for the end of a call's time: a busy machine may take long over one.
     limits = challenge.plan.limits.model_copy(update={"call_seconds": 60.0})
     challenge.plan = challenge.plan.model_copy(update={"limits": limits})
-    return switches.Bench(monkeypatch, tmp_path, challenge, level)
+    return Bench(monkeypatch, tmp_path, challenge, level)
 
 
 def names(*, long=LONG, without=()):
@@ -67,16 +68,11 @@ def only_what_counts(bench, cheat):
     bench.judge = benches.SPECIAL.get(cheat.name, bench.judge)
 
 
-def switch_off(bench, cheat):
-    for name in cheat.succeeds_without:
-        switches.SWITCHES[name](bench)
-
-
 @pytest.mark.parametrize("name", names())
 def test_without_its_defence_the_attack_succeeds(bench, name):
     cheat = CORPUS[name]
     only_what_counts(bench, cheat)
-    switch_off(bench, cheat)
+    switches.SWITCHES.off(bench, cheat)
     # Everything, but for what the machine itself may forbid everybody.
     assert bool(bench.judge(bench, cheat)) == (name != "io_uring" or lends_rings())
 

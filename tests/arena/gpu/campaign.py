@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "certify"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_switches

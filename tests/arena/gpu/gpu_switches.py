@@ -6,32 +6,22 @@ machine with a GPU that lacks it (`python tests/arena/gpu/campaign.py`).
 """
 
 import contextlib
-import json
 import sys
-import threading
 import time
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+import benches
 import numpy as np
+from bench import ARENA, COMMON, Bench, Switches
 
-import trapline.arena
 from trapline.arena.certify import gpu_race, red_team
-from trapline.arena.challenge import Challenge
 from trapline.arena.errors import Violation
 from trapline.arena.gpu import fresh_inputs, judge, opening, rig, timing
-from trapline.arena.judge import checks
-from trapline.arena.process import proxy, session, wire
-from trapline.arena.process.isolation import landlock, limits
+from trapline.arena.process import session
 from trapline.arena.process.isolation.stage import SandboxStage
-from trapline.arena.record import Level
 
-ARENA = Path(trapline.arena.__file__).parent
 #: Long enough for what an attack leaves until after its call.
 LATER = 0.5
-#: Nothing waits longer for something that is bound to happen.
-PATIENCE = 120.0
 
 
 class Patches:
@@ -50,112 +40,20 @@ class Patches:
             setattr(owner, name, value)
 
 
-@dataclass
-class Bench:
-    """Where one attack is tried."""
-
-    patch: Any
-    folder: Path
-    challenge: Challenge
-    level: Level
-    seed: int = 20261117
-    #: What the attack gained, by the judge that this one goes through.
-    judge: Any = field(default=lambda bench, cheat: graded(bench, cheat))
-
-    def edit(self, program, *pairs):
-        """Gives the inside another text of one of its programs."""
-        text = program.read_text()
-        for old, new in pairs:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        edited = self.folder / program.name
-        edited.write_text(text)
-        add, chosen = SandboxStage._add, {program.name: edited}
-        self.patch.setattr(
-            SandboxStage, "_add", lambda stage, path: add(stage, chosen.get(path.name, path))
-        )
-
-    def leave_out(self, *names):
-        """Starts sandboxes without these defences."""
-        launch = session.launch
-        self.patch.setattr(
-            session, "launch", lambda spec: launch(replace(spec, without=spec.without | {*names}))
-        )
-
-
-SWITCHES = {}
-
-
-def switch(name):
-    def register(function):
-        SWITCHES[name] = function
-        return function
-
-    return register
+SWITCHES = switch = Switches(COMMON)
 
 
 # --- how an attack is judged ---------------------------------------------------------------------
 
 
-def graded(bench, cheat):
-    """Like any submission."""
-    return red_team.attempt(cheat, bench.challenge, bench.level, bench.seed).gained
-
-
-def graded_twice(bench, cheat):
-    """Again, after a first grade has left behind what it could."""
-    graded(bench, cheat)
-    return graded(bench, cheat)
-
-
-def standing(bench, cheat):
-    """Like any submission, by a judge that may fall."""
-    try:
-        return graded(bench, cheat)
-    except Exception as error:
-        return f"it broke the judge: {error}"
-
-
-def awaited(bench, cheat):
-    """Does the judge ever come to a verdict?"""
-    begun, gained, launch = [], [], session.launch
-    bench.patch.setattr(session, "launch", lambda spec: begun.append(launch(spec)) or begun[-1])
-    thread = threading.Thread(target=lambda: gained.append(graded(bench, cheat)))
-    thread.start()
-    deadline = time.monotonic() + PATIENCE
-    limited = rig.IMPORT_SECONDS < PATIENCE
-    thread.join(PATIENCE if limited else 10.0)
-    waits = thread.is_alive()
-    while thread.is_alive() and time.monotonic() < deadline:
-        for running in begun:
-            running.kill()
-        thread.join(1.0)
-    return "it kept the judge waiting" if waits else gained[0]
-
-
-def believed_length(bench, cheat):
-    """The most that the judge takes memory for on a runner's word."""
-    asked, read = [], wire.Channel._read
-
-    def careful(channel, size, deadline):
-        asked.append(size)
-        if size > 1 << 30:
-            raise wire.WireError("so much is not really taken")
-        return read(channel, size, deadline)
-
-    bench.patch.setattr(wire.Channel, "_read", careful)
-    gained = graded(bench, cheat)
-    return f"the judge takes {max(asked)} bytes" if max(asked) > 1 << 30 else gained
-
-
 #: Attacks that show in another way than by a grade.
 SPECIAL = {
-    "endless_call": awaited,
-    "endless_template": awaited,
-    "oversized_frame": believed_length,
-    "hostile_exception": standing,
-    "shrunk_buffer": standing,
-    "cache_between_cells": graded_twice,
+    "endless_call": benches.awaited,
+    "endless_template": benches.awaited,
+    "oversized_frame": benches.believed_length,
+    "hostile_exception": benches.standing,
+    "shrunk_buffer": benches.standing,
+    "cache_between_cells": benches.graded_twice,
 }
 
 
@@ -170,8 +68,7 @@ def prepare(bench, cheat):
 
 
 def switch_off(bench, cheat):
-    for name in cheat.succeeds_without:
-        SWITCHES[name](bench)
+    SWITCHES.off(bench, cheat)
     if cheat.succeeds_at:
         bench.level = cheat.succeeds_at[0]
 
@@ -264,38 +161,12 @@ def expected_in_a_buffer(bench):
     bench.patch.setattr(rig.Call, "placed", property(lambda call: [*placed(call), call.extra]))
 
 
-@switch("a-pass-needs-answers")
-def believe_the_dead(bench):
-    run_check = checks.run_check
-
-    def believing(check, submission, seed):
-        deaths = submission.deaths
-        result = run_check(check, submission, seed)
-        died = submission.deaths > deaths
-        return result.model_copy(update={"state": "pass"}) if died else result
-
-    bench.patch.setattr(checks, "run_check", believing)
-
-
 @switch("deadline")
 def wait_for_ever(bench):
     bench.patch.setattr(rig, "IMPORT_SECONDS", 1e6)
     long = bench.challenge.plan.limits.model_copy(update={"call_seconds": 1e6})
     plan = bench.challenge.plan.model_copy(update={"limits": long})
     bench.patch.setattr(bench.challenge, "plan", plan)
-
-
-@switch("lengths-checked")
-def believe_lengths(bench):
-    for limit in ("MAX_HEADER", "MAX_BODY"):
-        bench.patch.setattr(wire, limit, 1 << 64)
-
-
-@switch("writable-text")
-def keep_any_text(bench):
-    bench.patch.setattr(wire, "_writable", lambda header: json.dumps(header).encode())
-    for module in (session, proxy):
-        bench.patch.setattr(module, "printable", lambda text: text)
 
 
 # --- how answers are compared --------------------------------------------------------------------
@@ -398,18 +269,6 @@ def unsealed(bench):
 # --- what is asked -------------------------------------------------------------------------------
 
 
-class Repeating:
-    """The same values for the same shape, whoever asks."""
-
-    def standard_normal(self, shape):
-        return np.random.default_rng(7).standard_normal(shape)
-
-
-@switch("fresh-values")
-def repeat_values(bench):
-    bench.patch.setattr(checks, "generator", lambda seed, name: Repeating())
-
-
 def without_case(bench, *names):
     kept = [case for case in bench.challenge.cases if case.id not in names]
     bench.challenge.__dict__["cases"] = kept
@@ -492,37 +351,9 @@ def clock_inside(bench):
 # --- the sandbox ---------------------------------------------------------------------------------
 
 
-@switch("system-call-filter")
-def no_filter(bench):
-    bench.leave_out("seccomp")
-
-
-@switch("resource-limits")
-def no_limits(bench):
-    bench.leave_out("rlimits")
-
-
-@switch("control-group")
-def no_control_group(bench):
-    bench.leave_out("cgroup")
-
-
 @switch("file-rules")
 def no_file_rules(bench):
     bench.leave_out("landlock")
-
-
-@switch("fixed-environment")
-def telling_environment(bench):
-    bench.patch.setattr(
-        landlock, "environment", lambda *given: {**limits.environment(*given), "CI": "true"}
-    )
-
-
-@switch("hard-limits")
-def soft_limits(bench):
-    inside = ARENA / "process" / "isolation" / "inside.py"
-    bench.edit(inside, ("(value, value + grace))", "(value, hard))"))
 
 
 @switch("private-scratch")
@@ -544,4 +375,4 @@ def new_bench(patch, folder, level):
     corpus = red_team.find_corpus("gpu")
     if str(corpus.parent) not in sys.path:
         sys.path.append(str(corpus.parent))
-    return Bench(patch, Path(folder), red_team.load_challenge(corpus, "gpu"), level)
+    return Bench(patch, Path(folder), red_team.load_challenge(corpus, "gpu"), level, importer=rig)
