@@ -49,9 +49,8 @@ def choose(operation: str, offered: tuple[Impl, ...], impl: Impl | None, **argum
 def _kind(arguments: dict[str, Any]) -> str:
     torch = sys.modules.get("torch")
     if torch is not None:  # the usual case, without a message for the others
-        tensor, places = torch.Tensor, set()
-        for value in arguments.values():
-            places.add(value.is_cuda if isinstance(value, tensor) else None)
+        tensor = torch.Tensor
+        places = {v.is_cuda if isinstance(v, tensor) else None for v in arguments.values()}
         if len(places) == 1 and None not in places:
             return "CUDA tensors" if places.pop() else "CPU tensors"
     kinds = {name: _kind_of(name, value) for name, value in arguments.items()}

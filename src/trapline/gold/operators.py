@@ -102,8 +102,10 @@ def recorded(*tensors: Any) -> bool:
     If not, an `autograd.Function` is not needed, and a compiler would fail to trace one whose
     `forward` takes any number of arguments.
     """
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return True
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 

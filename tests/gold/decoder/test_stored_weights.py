@@ -41,7 +41,8 @@ def in_blocks(weight, high=5, wide=7):
     """One scale for each block; the last ones are cut."""
     rows, columns = weight.shape
     shape = (-(-rows // high), -(-columns // wide))
-    scale = torch.rand(shape, generator=torch.Generator().manual_seed(rows)) * 0.01 + 0.001
+    scale = torch.rand(shape, generator=torch.Generator().manual_seed(rows)) * 0.01
+    scale += weight.abs().max() / 448  # larger codes are NaN in older releases of torch
     spread = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
     return scale, spread
 

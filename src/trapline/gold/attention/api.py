@@ -240,7 +240,7 @@ def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
     if (
         q.dtype == k.dtype == v.dtype
         and q.shape == k.shape == v.shape
-        and len(q.shape) == len(q_axes.split())
+        and 2 * len(q.shape) == len(q_axes) + 1  # one letter an axis
         and checks.dtype_name(q) in checks.LOW_FLOATS
     ):
         return  # right at first sight: as many heads and tokens everywhere
@@ -280,7 +280,7 @@ def checked_rules(
     if not 0.0 <= softcap < float("inf"):
         raise RangeError(f"softcap must be 0 (none) or positive and finite, got {softcap}")
     if scale is None:
-        scale = max(q.shape[-1], 1) ** -0.5
+        return float(softcap), max(q.shape[-1], 1) ** -0.5
     checks.positive(scale=scale)
     return float(softcap), float(scale)
 

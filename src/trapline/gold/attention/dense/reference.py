@@ -228,7 +228,7 @@ def cpu_kernel_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     A 16-bit softmax would round its weights, so it is widened.
     """
     out, lse = _CPU_FORWARD(*_operands(problem), 0.0, _is_causal(problem), scale=problem.scale)
-    return out.to(problem.q.dtype), lse
+    return _plain(out, problem.q.dtype), lse
 
 
 def cpu_kernel_backward(

@@ -55,10 +55,12 @@ class Attention(torch.autograd.Function):
 
 def attention(problem: Problem, impl: str, *, with_lse: bool = True) -> tuple[Tensor, ...]:
     """out, differentiable, and lse, which is differentiable only `with_lse`."""
-    if not recorded(*problem[:3]):
+    in_torch = impl == "torch" and not transformed()
+    if not recorded(problem.q, problem.k, problem.v):
+        if in_torch:
+            return _by_reference(reference.forward, problem)
         return _forward(*problem, impl)
-    by_torch = impl == "torch" and not with_lse and not transformed()
-    if by_torch and reference.torch_differentiates(problem):
+    if in_torch and not with_lse and reference.torch_differentiates(problem):
         out, lse = _by_reference(reference.cpu_kernel_forward, problem)
         refuse_second_derivatives("attention", out)
         return out, lse
