@@ -1,6 +1,7 @@
 """A long life: graders come and go over one store, and the table is that of an undisturbed run.
 
-TRAPLINE_SOAK_MINUTES says how long each store is disturbed.
+TRAPLINE_SOAK_MINUTES says how long each store is disturbed. Other programs that come and go would
+be taken for leftovers in /dev/shm: `unshare --mount` gives the soak one of its own.
 """
 
 import os
@@ -116,11 +117,15 @@ def table(run):
 
 
 def groups_of(owners):
-    """Control groups that processes of ours have left; a group with a process in it stays."""
+    """Control groups that processes of ours have left; a group with a process in it stays.
+
+    All graders have ended: a living process with such a number is another program's.
+    """
     return [
         path
         for parent in cgroups._parents()
         for owner in owners
+        if not Path(f"/proc/{owner}").exists()
         for path in parent.glob(f"trapline-{owner}-*")
     ]
 
