@@ -76,21 +76,28 @@ class Soak:
         started, newcomers = time.monotonic(), len(self.coming)
         events = [(0.3, {"clock": -DAY}), (0.6, {"limit": 40})]
         while (share := (time.monotonic() - started) / seconds) < 1:
-            self.rounds += 1
             if self.coming and share > (newcomers - len(self.coming) + 1) / (newcomers + 1):
                 self.add(*self.coming.pop())
-            self.change(self.chance.choice(sorted(self.sources)), f"\n# {self.rounds}\n")
             if events and share > events[0][0]:
-                self.codes.append(self.wait(self.start(**events.pop(0)[1])))
+                self.suffer(**events.pop(0)[1])
                 continue
+            self.change_one()
             graders = [self.start() for _ in range(self.chance.choice((1, 1, 2)))]
             time.sleep(self.chance.uniform(0.2, 6.0))
             for grader in graders:
                 grader.send_signal(self.chance.choice(STOPS))
             for grader in graders:
                 self.wait(grader)
-        # A busy machine can be late for them.
-        self.codes += [self.wait(self.start(**event)) for _, event in events]
+        for _, event in events:  # a busy machine can be late for them
+            self.suffer(**event)
+
+    def suffer(self, **event):
+        self.change_one()
+        self.codes.append(self.wait(self.start(**event)))
+
+    def change_one(self):
+        self.rounds += 1
+        self.change(self.chance.choice(sorted(self.sources)), f"\n# {self.rounds}\n")
 
     def wait(self, grader):
         grader.communicate(timeout=300)
