@@ -95,6 +95,23 @@ def test_calls_share_a_process_and_fresh_starts_another(submission):
     assert submission.count() == 3
 
 
+def test_fresh_takes_the_sandboxes_that_were_started_ahead(submission):
+    with submission.fresh_ahead(2) as ahead:
+        first, left = (waiting.result() for waiting in ahead._sessions)
+        assert submission.fresh().count() == 1
+        assert submission._fresh[0].session is first
+        submission.settle()
+    assert [first.closed, left.closed] == [True, True]
+    assert ahead.taken == 1
+
+
+def test_fresh_starts_what_was_not_started_ahead(submission):
+    with submission.fresh_ahead(1) as ahead:
+        assert [submission.fresh().count() for _ in range(3)] == [1, 1, 1]
+        submission.settle()
+    assert ahead.taken == 3
+
+
 def test_objects_live_in_the_worker(submission):
     box = submission.box(7)
     box.put(np.ones(2))
@@ -245,4 +262,26 @@ def test_forged_frame_is_noted_wherever_it_was_sent(submission_folder, sorting, 
         with pytest.raises(SubmissionDied):
             submission.fresh().f()
         submission.settle()
+        assert len(submission.forgeries) == 1
+
+
+#: Sends more bytes after each answer, in the same piece.
+TRAILER = """
+import sys
+class Longer:
+    def __init__(self, sock): self.sock = sock
+    def __getattr__(self, name): return getattr(self.sock, name)
+    def sendall(self, data): self.sock.sendall(bytes(data) + b"TRPL")
+def f():
+    worker = sys._getframe(1).f_locals["self"]
+    worker.channel.sock = Longer(worker.channel.sock)
+    return 1
+"""
+
+
+def test_bytes_that_come_along_with_an_answer_are_noted(submission_folder, sorting, level):
+    with Submission(submission_folder(TRAILER), sorting.sandbox_config(level)) as submission:
+        assert submission.f() == 1
+        with pytest.raises(SubmissionDied, match="spoke before it was asked"):
+            submission.f()
         assert len(submission.forgeries) == 1

@@ -41,6 +41,8 @@ from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding,
 #: How the runner calls what nvcc refuses.
 COMPILE_ERROR = "CompileError"
 OnStep = Callable[[str], None]
+#: Challenge → how many processes of their own its checks have asked for.
+_fresh_asked: dict[str, int] = {}
 
 
 @dataclass
@@ -227,13 +229,18 @@ def _check(
     left_out = challenge.left_out_of_quick if request.checks_only else frozenset()
     cases = [case for case in challenge.cases if case.id not in left_out]
     traps = [trap for trap in challenge.traps if trap.id not in left_out]
-    with MutantHost(challenge, request.seed, submission.full) as host:
+    name = challenge.full_id
+    with (
+        submission.fresh_ahead(_fresh_asked.get(name, 0)) as ahead,
+        MutantHost(challenge, request.seed, submission.full) as host,
+    ):
         on_step("cases")
         verdict.cases = run_checks(cases, submission, request.seed, keep)
         on_step("traps")
         verdict.traps = run_checks(traps, submission, request.seed, keep)
         on_step("diagnosis")
         found = diagnose(challenge, failures, submission, host, quick=request.checks_only)
+    _fresh_asked[name] = max(ahead.taken, _fresh_asked.get(name, 0))
     verdict.findings = found.findings
     verdict.traps = [_with_state(result, found) for result in verdict.traps]
     if challenge.flaw is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.process import wire
+from trapline.arena.process.ahead import SessionsAhead
 from trapline.arena.process.session import ForgeryError, Header, SandboxConfig, Session, printable
 from trapline.arena.process.transcript import Exchange, Transcript
 from trapline.arena.scope import Scope
@@ -75,6 +76,8 @@ class Submission:
         #: A full grade takes its time: a check that trains may train longer.
         self.full = full
         self._session: Session | None = None
+        #: Where the first session comes from; None: it starts when it is needed.
+        self._ahead: SessionsAhead | None = None
         #: How often a process of this submission ended or hung in the middle of a call.
         self.deaths = 0
         self.lost_seconds = 0.0
@@ -83,6 +86,7 @@ class Submission:
         #: The calls of the current check and their answers.
         self.transcript = Transcript()
         self._fresh: list[Submission] = []
+        self._fresh_ahead: SessionsAhead | None = None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -105,7 +109,8 @@ class Submission:
     def start(self, entries: Sequence[str]) -> list[str]:
         """Starts a process and imports the submission; returns the entry points that it lacks."""
         self.close()
-        self._session = Session(self.folder, self.config)
+        ahead, self._ahead = self._ahead, None
+        self._session = ahead.take() if ahead else Session(self.folder, self.config)
         try:
             return self._session.load(entries)
         except Violation as violation:
@@ -176,8 +181,19 @@ class Submission:
         """The same submission in another process, which ends when the check does."""
         other = Submission(self.folder, self.config, full=self.full)
         other.forgeries, other.transcript = self.forgeries, self.transcript
+        other._ahead = self._fresh_ahead
         self._fresh.append(other)
         return other
+
+    @contextmanager
+    def fresh_ahead(self, count: int) -> Iterator[SessionsAhead]:
+        """Starts the sandboxes of the next `count` calls of `fresh` now."""
+        self._fresh_ahead = SessionsAhead(self.folder, self.config, count)
+        try:
+            yield self._fresh_ahead
+        finally:
+            self._fresh_ahead.close()
+            self._fresh_ahead = None
 
     def settle(self) -> None:
         """After a check: ends the processes that it asked for."""

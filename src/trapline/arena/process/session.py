@@ -142,7 +142,7 @@ class Session:
         sock = self._channel.sock
         sock.setblocking(False)
         try:
-            if sock.recv(1, socket.MSG_PEEK):
+            if self._channel.early or sock.recv(1, socket.MSG_PEEK):
                 raise ForgeryError("spoke before it was asked")
         except BlockingIOError:
             return

@@ -41,6 +41,8 @@ LENT_BYTES = 64 << 20
 #: A strided view is sent with the gaps between its elements while the gaps cost less than this.
 VIEW_OVERHEAD = 16
 ALIGNMENT = 64
+#: How much is received at once.
+AT_ONCE = 16 << 10
 
 Header = dict[str, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -69,6 +71,8 @@ class Channel:
         self.take = take
         #: Size of the frame that came last.
         self.last_bytes = 0
+        #: What came along with the last frame; an honest peer sends nothing before it is asked.
+        self.early = bytearray()
 
     def send(
         self, header: Header, buffers: Iterable[Any] = (), deadline: float | None = None
@@ -100,13 +104,17 @@ class Channel:
             raise WireError(f"the channel closed ({error.strerror})") from None
 
     def receive(self, deadline: float | None = None) -> tuple[Header, Bytes]:
-        magic, header_size, body_size = PREFIX.unpack(self._read(PREFIX.size, deadline).data)
+        self._await(PREFIX.size, deadline)
+        magic, header_size, body_size = PREFIX.unpack_from(self.early)
         if magic != MAGIC:
             raise WireError("something else wrote on the channel")
         if header_size > MAX_HEADER or body_size > MAX_BODY:
             raise WireError("a frame larger than any frame may be")
         self.last_bytes = header_size + body_size
-        header = _parse(self._read(header_size, deadline))
+        end = PREFIX.size + header_size
+        self._await(end, deadline)
+        header = _parse(bytes(self.early[PREFIX.size : end]))
+        del self.early[:end]
         if header.get("lent"):
             return header, self._read_lent(body_size)
         return header, self._read(body_size, deadline)
@@ -116,21 +124,32 @@ class Channel:
             raise WireError("a body in memory that was not lent")
         return self.take.read(size)
 
+    def _await(self, size: int, deadline: float | None) -> None:
+        """Receives until so many bytes have come; a small frame comes as a whole."""
+        while len(self.early) < size:
+            room = np.empty(max(AT_ONCE, min(LENT_FROM, size - len(self.early))), np.uint8)
+            self.early += room[: self._receive_into(room.data, deadline)].data
+
     def _read(self, size: int, deadline: float | None) -> Bytes:
         body = np.empty(size, np.uint8)
-        view, done = body.data, 0
+        done = min(size, len(self.early))
+        body[:done] = self.early[:done]
+        del self.early[:done]
         while done < size:
-            self._arm(deadline)
-            try:
-                count = self.sock.recv_into(view[done:])
-            except TimeoutError:
-                raise DeadlineError("no answer in time") from None
-            except OSError as error:
-                raise WireError(f"the channel closed ({error.strerror})") from None
-            if count == 0:
-                raise WireError("the channel closed")
-            done += count
+            done += self._receive_into(body.data[done:], deadline)
         return body
+
+    def _receive_into(self, room: memoryview, deadline: float | None) -> int:
+        self._arm(deadline)
+        try:
+            count = self.sock.recv_into(room)
+        except TimeoutError:
+            raise DeadlineError("no answer in time") from None
+        except OSError as error:
+            raise WireError(f"the channel closed ({error.strerror})") from None
+        if count == 0:
+            raise WireError("the channel closed")
+        return count
 
     def _arm(self, deadline: float | None) -> None:
         if deadline is None:
@@ -195,8 +214,7 @@ class Lender(Lent):
         return self._bytes[:size].copy()
 
 
-def _parse(raw: Bytes) -> Header:
-    text = bytes(raw)
+def _parse(text: bytes) -> Header:
     try:
         header = json.loads(text)
         if b"\\u" in text or not text.isascii():
