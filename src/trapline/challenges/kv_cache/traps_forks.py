@@ -1,6 +1,6 @@
 """Bugs of forks: shared pages and copies on write."""
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     EACH,
@@ -272,6 +272,25 @@ def freed_with_one_layer(submission: Submission, rng: Rng, layers: int = 1) -> N
         "            self._shrink(seq, 0)\n"
         "        self._forget(seq)\n",
     ),
+    also=[
+        edits(  # with a pool for each layer, where the first has room again
+            (
+                "        self._shrink(seq, 0)\n        self._forget(seq)\n",
+                "        lost = -(-self.counts[seq][-1] // self.page_size)\n"
+                "        self.lost = getattr(self, 'lost', 0) + lost\n"
+                "        self._shrink(seq, 0)\n"
+                "        self._forget(seq)\n",
+            ),
+            (
+                "        missing = max(0, needed - len(table))\n",
+                "        missing = max(0, needed - len(table))\n"
+                "        used = sum(self._pages_for(one[layer]) for one in self.counts.values())\n"
+                "        used += needed - self._pages_for(start) + getattr(self, 'lost', 0)\n"
+                "        if layer and used > self.num_pages:\n"
+                "            raise MemoryError('no free page')\n",
+            ),
+        )
+    ],
 )
 def free_of_the_first_layer_only(submission: Submission, rng: Rng) -> None:
     freed_with_one_layer(submission, rng, layers=2)

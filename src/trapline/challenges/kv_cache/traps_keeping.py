@@ -54,6 +54,24 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
         "            ahead = [count - self.length(seq) for count in self.counts[seq]]\n"
         "            self.counts[seq] = [len(indices) + more for more in ahead]",
     ),
+    also=[
+        edit(
+            "        if np.array_equal(indices, np.arange(len(indices))):\n"
+            "            self.truncate(seq, len(indices))\n"
+            "        else:\n"
+            "            self._gather(seq, indices)\n"
+            "            self.counts[seq] = [len(indices)] * self.num_layers\n",
+            "        held = [self._read(seq, layer) for layer in range(self.num_layers)]\n"
+            "        common, counts = self.length(seq), self.counts[seq]\n"
+            "        self._shrink(seq, 0)\n"
+            "        self.counts[seq] = [0] * self.num_layers\n"
+            "        for layer, count in enumerate(counts):\n"
+            "            rows = np.concatenate([indices, np.arange(common, count)])\n"
+            "            self._reserve(seq, layer, len(rows))\n"
+            "            self._write(seq, layer, 0, tuple(field[rows] for field in held[layer]))\n"
+            "            self.counts[seq][layer] = len(rows)\n",
+        )
+    ],
 )
 def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):

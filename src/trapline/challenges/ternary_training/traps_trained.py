@@ -9,7 +9,7 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import UNIGRAM_SHARE, weights_of
 from trapline.challenges.ternary_training.situations import same_pair, trained
 from trapline.challenges.ternary_training.solution_lines import BLIND, MODEL, TRAINING
-from trapline.challenges.ternary_training.variants import best_fit
+from trapline.challenges.ternary_training.variants import Fit, best_fit, fit_of_slopes
 from trapline.gold.ternary import small_lm
 
 _SLOPES = "slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)"
@@ -18,7 +18,10 @@ _RELU = 'hidden = np.maximum(normed @ weights[f"{name}up"].T, 0.0)'
 
 def fits(submission: Submission, rng: np.random.Generator, trap_id: str, words: str) -> None:
     """Fails if, of all variants, one of this trap's is the model that the weights were made for."""
-    fit = best_fit(submission, rng)
+    _is_not(best_fit(submission, rng), trap_id, words)
+
+
+def _is_not(fit: Fit, trap_id: str, words: str) -> None:
     expect.that(
         fit.trap != trap_id,
         f"the trained weights fit a model {words}: perplexity {fit.perplexity:.1f} there, "
@@ -218,7 +221,8 @@ def head_tied_in_training(submission: Submission, rng: np.random.Generator) -> N
     seen=BLIND,
 )
 def slopes_of_another_rule(submission: Submission, rng: np.random.Generator) -> None:
-    fits(submission, rng, "slopes-of-another-rule", "whose heads have other slopes")
+    words = "whose heads have other slopes"
+    _is_not(fit_of_slopes(submission, rng), "slopes-of-another-rule", words)
 
 
 @trap(

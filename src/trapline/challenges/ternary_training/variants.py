@@ -15,7 +15,14 @@ import numpy as np
 from trapline.arena.errors import Violation
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import UNIGRAM_SHARE, weights_of
-from trapline.challenges.ternary_training.situations import trained
+from trapline.challenges.ternary_training.situations import (
+    VOCAB,
+    config_of,
+    trained,
+    unhurried,
+    unigram_perplexity,
+)
+from trapline.challenges.ternary_training.text import Grammar
 from trapline.gold.ternary import small_lm
 
 Weights = Mapping[str, np.ndarray]
@@ -56,7 +63,6 @@ VARIANTS: tuple[tuple[str, Variant], ...] = (
     ("mlp-not-added", Variant(mlp_added=False)),
     ("projections-transposed", Variant(transposed=True)),
     ("head-tied-in-training", Variant(tied=True)),
-    ("slopes-of-another-rule", Variant(first_head=0)),
     ("another-activation", Variant(activation="squared relu")),
     ("another-activation", Variant(activation="none")),
     ("head-without-norm", Variant(norm_before_head=False)),
@@ -66,6 +72,9 @@ VARIANTS: tuple[tuple[str, Variant], ...] = (
 )
 #: Of the judged model's perplexity. Weights of right answers reach 0.98 in the best variant.
 CLEARLY_BETTER = 0.96
+#: The same for slopes with one head, where weights of right answers reach 0.999.
+BETTER_WITH_ONE_HEAD = 0.985
+ONE_HEAD_SECONDS = 2
 
 
 def perplexity(
@@ -173,7 +182,33 @@ def best_fit(submission: Submission, rng: np.random.Generator) -> Fit:
         found, trap = min(
             (perplexity(weights, run.unseen, run.config, model), trap) for trap, model in VARIANTS
         )
-        # Weights that learned nothing fit some variant a little better by chance.
-        fits = found < CLEARLY_BETTER * judged and found < UNIGRAM_SHARE * run.unigram
-        _FOUND[submission] = Fit(trap if fits else "", found, judged)
+        _FOUND[submission] = _fit(trap, found, judged, run.unigram)
     return _FOUND[submission]
+
+
+def fit_of_slopes(submission: Submission, rng: np.random.Generator) -> Fit:
+    """Whether weights of one head fit slopes that count heads from 0: 1 instead of 1/256.
+
+    With several heads the two rules differ by less than two right trainers do.
+    """
+    grammar = Grammar(rng, VOCAB)
+    config = config_of(rng, layers=1, heads=1, seconds=unhurried(ONE_HEAD_SECONDS))
+    longest = config["context"] + 1
+    shown, unseen = grammar.documents(rng, 150, longest), grammar.documents(rng, 40, longest)
+    try:
+        weights = weights_of(submission.train(shown, config), config)
+    except Violation:
+        return Fit("", np.nan, np.nan)
+    judged, found = (
+        perplexity(weights, unseen, config, model) for model in (JUDGED, Variant(first_head=0))
+    )
+    unigram = unigram_perplexity(shown, unseen, config["vocab"])
+    return _fit("slopes-of-another-rule", found, judged, unigram, BETTER_WITH_ONE_HEAD)
+
+
+def _fit(
+    trap: str, found: float, judged: float, unigram: float, better: float = CLEARLY_BETTER
+) -> Fit:
+    """Weights that learned nothing fit some variant a little better by chance."""
+    fits = found < better * judged and found < UNIGRAM_SHARE * unigram
+    return Fit(trap if fits else "", found, judged)
