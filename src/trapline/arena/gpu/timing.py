@@ -254,7 +254,7 @@ class Clock:
         extra = min(MOST_GROUPS, max(LEAST_GROUPS, math.ceil(BURST_SECONDS / rough)))
         found = [self._rounds(rounds, extra)]
         # What disturbs a time is over after a second or two.
-        while _spread(found[-1]) > UNSTEADY and len(found) < MOST_SETS:
+        while max(found[-1]) > UNSTEADY * min(found[-1]) and len(found) < MOST_SETS:
             found.append(self._rounds(rounds, extra))
         seconds = min(found, key=_spread)
         waited = self._slope(min(extra, MOST_WAITED), patience=1)
@@ -279,7 +279,7 @@ class Clock:
 
 
 def _spread(seconds: list[float]) -> float:
-    return max(seconds) / min(seconds)
+    return max(seconds) - min(seconds)
 
 
 def compare(slot: Call, got: list[np.ndarray], right: list[np.ndarray], timed: Timed) -> None:
