@@ -151,15 +151,12 @@ def examine(entry: GradeRequest, level: Level) -> None:
     """Refuses a machine, or private traps, that cannot grade this challenge."""
     challenge = _judge(entry)
     config = challenge.sandbox_config(level)
-
-    def check() -> None:
-        check_machine(challenge, level)
-        refuse_bad_traps(challenge, level)
-
+    check = partial(check_machine, challenge, level)
     if _is_timed_here(challenge, config):
         yardsticks.of_challenge(challenge, config, shared_rig(config.device), check)
     else:
         check()
+    refuse_bad_traps(challenge, level)
 
 
 def measure_lights(entry: GradeRequest, level: Level) -> None:
