@@ -24,10 +24,6 @@ def main(folder: Path) -> None:
 def launches(rows: int, vocabulary: int, k: int, dtype: str):
     """Every kernel that a call launches, compiled as the call would have it."""
     shift, width = SHIFTS[dtype], 4 if dtype == "fp32" else 8
-    if plans.reads_whole_rows(rows, vocabulary, k, PROCESSORS):
-        launch = kernels.whole_launch(plans.whole_plan(vocabulary, k, width), width, shift)
-        yield compiled(kernels.whole_kernel, dtype, launch)
-        return
     if plans.stays_in_cache(rows, vocabulary, k, PROCESSORS):
         launch = kernels.many_launch(plans.many_plan(vocabulary, k), width, shift)
         yield compiled(kernels.many_kernel, dtype, launch)

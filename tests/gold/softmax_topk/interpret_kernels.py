@@ -13,7 +13,7 @@ from trapline.gold.softmax_topk.triton import work_partition as plans
 
 def main(folder: Path) -> None:
     plans.SHORT, plans.STREAM, plans.LITTLE_STREAM = 512, (2048, 8), (1024, 4)
-    plans.LITTLE, plans.IN_REGISTERS, plans.WHOLE = 2500, 128, 1024
+    plans.LITTLE, plans.IN_REGISTERS = 2500, 128
     problems = json.loads((folder / "problems.json").read_text())
     for number, (shape, k, kind, processors) in enumerate(problems):
         kernels.processors = lambda _, count=processors: count

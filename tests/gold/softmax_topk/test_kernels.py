@@ -35,7 +35,7 @@ PROBLEMS = [
     ((1, 600), 1, "normal"),
 ]
 #: More rows than processors, of which there is one here: rows of more than 128 stay in the cache.
-#: The last are so many that one program reads a whole row of up to 1024, and four warps select.
+#: The last are so many that four warps select.
 MANY = [
     ((2, 301), 5, "normal"),
     ((2, 129), 129, "coarse"),
@@ -45,10 +45,6 @@ MANY = [
     ((2, 300), 80, "not a number"),
     ((2, 400), 90, "masked"),
     ((5, 600), 20, "normal"),
-    ((5, 1000), 17, "coarse"),
-    ((5, 700), 33, "not a number"),
-    ((5, 513), 8, "masked"),
-    ((5, 1100), 20, "normal"),
 ]
 PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]
 
@@ -90,7 +86,7 @@ def in_float64(logits, k, each):
 
 #: (rows, V, k, dtype): between them every kernel, both ways to choose, one split and many.
 ORDINARY = [(128, 4096, 1, "fp32"), (64, 8192, 8, "bf16"), (512, 128256, 32, "bf16")]
-ORDINARY += [(6400, 10000, 1024, "fp32"), (4096, 32000, 64, "bf16")]
+ORDINARY += [(6400, 10000, 1024, "fp32")]
 EVERY = [
     (rows, V, k, dtype)
     for dtype in ("fp32", "bf16", "fp16")
@@ -135,7 +131,7 @@ def test_kernels_launch_on_the_device_of_their_logits(monkeypatch, entered, voca
     from trapline.gold.softmax_topk.triton import topk as kernels
 
     launched = []
-    for name in ("run_short", "run_many", "run_long", "run_whole"):
+    for name in ("run_short", "run_many", "run_long"):
         monkeypatch.setattr(kernels, name, lambda *_: launched.append(list(entered)))
     logits = torch.zeros(1, vocabulary)
     kernels._softmax_topk(logits, 3, 1.0, None, False)

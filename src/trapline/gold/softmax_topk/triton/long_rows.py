@@ -48,30 +48,20 @@ def edge(base, position, skip, end, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def added_tile(
-    x, peak, total, scale,
-    G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Group maxima of one tile, and every thread's maximum and sum with it: no barrier."""
-    held = tl.reshape(x, [BLOCK // (THREADS * WIDTH), THREADS, WIDTH])
-    wide = tl.reduce(held, 2, larger)
-    best = tl.reduce(tl.reshape(wide, [BLOCK // G, G // WIDTH]), 1, larger)
-    new = larger(peak, tl.reduce(wide, 0, larger))
-    origin = origin_of(new)
-    powers = tl.exp2((held - origin[None, :, None]) * scale)
-    total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
-    return best, new, total
-
-
-@triton.jit
 def streamed(
     x, maxima, start, peak, total, scale,
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds one tile, and stores the maxima of its groups."""
-    best, peak, total = added_tile(x, peak, total, scale, G, BLOCK, THREADS, WIDTH)
+    """Adds one tile. Every thread has its own maximum and sum: no barrier in the loop."""
+    held = tl.reshape(x, [BLOCK // (THREADS * WIDTH), THREADS, WIDTH])
+    wide = tl.reduce(held, 2, larger)
+    best = tl.reduce(tl.reshape(wide, [BLOCK // G, G // WIDTH]), 1, larger)
     tl.store(maxima + start // G + tl.arange(0, BLOCK // G), best)
-    return peak, total
+    new = larger(peak, tl.reduce(wide, 0, larger))
+    origin = origin_of(new)
+    powers = tl.exp2((held - origin[None, :, None]) * scale)
+    total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
+    return new, total
 
 
 @launched

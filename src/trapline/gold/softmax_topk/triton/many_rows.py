@@ -144,12 +144,12 @@ def bound_again(
 @triton.jit
 def keep_reached(
     room, base, skip, end, least, TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, RANKED: tl.constexpr,
 ):  # fmt: skip
     """Keeps logits that are not below `least`; −inf beyond the row loses every tie."""
     for start in range(0, end, TILE):
         x = tile_at(base, start, skip, end, TILE, WIDTH)
-        add(room, x, start + tl.arange(0, TILE) - skip, least, CAP, THREADS)
+        add(room, x, start + tl.arange(0, TILE) - skip, least, CAP, THREADS, not RANKED)
 
 
 @triton.jit
@@ -208,8 +208,8 @@ def many_kernel(
     logits, temperatures, temperature, rooms, values, indices, lse, row_max,
     V, K, logits_row, log, deviations,
     TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
-    CAP: tl.constexpr, BUCKETS: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr,
-    RANKED: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
+    CAP: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What is not below a threshold is kept and ranked, as in `short_kernel`.
 
@@ -220,9 +220,8 @@ def many_kernel(
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
     base = logits + (row * logits_row // WIDTH) * WIDTH
     end = V + skip
-    at = row * (2 * CAP + 2 + BUCKETS)
-    room = room_for(rooms, at, CAP)
-    cells = cells_for(rooms, at + 2 * CAP + 2, BUCKETS)
+    room = room_for(rooms, row * (3 * CAP + 2), CAP)
+    cells = cells_for(rooms, row * (3 * CAP + 2) + 2 * CAP + 2, CAP)
     tl.debug_barrier()
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
@@ -233,7 +232,7 @@ def many_kernel(
         least = threshold(group_maxima(each, GROUPS), K)
     else:
         least = likely_bound(base, skip, end, deviations, TILE, WIDTH)
-    keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH)
+    keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, RANKED)
     total = tl.sum(share * tl.exp2((each - origin_of(peak)) * scale), 0)
     tl.debug_barrier()
     kept = count_in(room)
@@ -241,7 +240,7 @@ def many_kernel(
         if (kept < K) | (kept > CAP) | (least != least):
             emptied(room)
             least = bound_again(base, skip, end, peak, K, CAP, TILE, WIDTH)
-            keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH)
+            keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, RANKED)
             tl.debug_barrier()
             kept = count_in(room)
     if kept > CAP:
@@ -252,7 +251,7 @@ def many_kernel(
     key = key_of(kept_x.to(tl.float32, bitcast=True), kept_column, SHIFT)
     key = tl.where(slot < kept, key, 0)
     tl.debug_barrier()
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, BUCKETS, SHIFT)
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT)
     place = tl.where(slot < kept, place, K)
     if not RANKED:
         key, place = in_order(room, key, place, K, ANSWERS)

@@ -19,7 +19,7 @@ def _declared(size):
 
 
 @triton.constexpr_function
-def _added(entries, pack):
+def _added_one_by_one(entries, pack):
     """PTX for `pack` elements at once. Few are added, so that usually only one branch runs.
 
     Operands: the numbers, their columns, the bound and the room's address, `pack` of each.
@@ -39,6 +39,41 @@ def _added(entries, pack):
             f"setp.lt.and.u32 p{i}, slot, {entries}, p{i};",
             f"mad.lo.u32 at, slot, 8, {room};",
             f"@p{i} st.shared.v2.b32 [at + 8], {{{numbers[i]}, {columns[i]}}};",
+        ]
+    return "{ " + " ".join([*lines, "DONE:"]) + " }"
+
+
+@triton.constexpr_function
+def _added_by_warps(entries, pack):
+    """The same, where a warp counts its additions and takes all places by one atomic operation."""
+    numbers = [f"${1 + i}" for i in range(pack)]
+    columns = [f"${1 + pack + i}" for i in range(pack)]
+    bound, room = f"${1 + 2 * pack}", f"${1 + 3 * pack}"
+    lines = [f".reg .pred none, first, p<{pack}>;", f".reg .u32 m<{pack}>, all, one, at, slot;"]
+    lines += [".reg .u32 begin, before;", "mov.b32 $0, 0;", "mov.b32 all, 0;"]
+    for i in range(pack):
+        lines += [
+            f"setp.geu.f32 p{i}, {numbers[i]}, {bound};",
+            f"setp.ge.and.s32 p{i}, {columns[i]}, 0, p{i};",
+            f"vote.sync.ballot.b32 m{i}, p{i}, 0xffffffff;",
+            f"or.b32 all, all, m{i};",
+        ]
+    lines += ["setp.eq.u32 none, all, 0;", "@none bra DONE;", "mov.b32 all, 0;"]
+    for i in range(pack):
+        lines += [f"popc.b32 one, m{i};", "add.u32 all, all, one;"]
+    lines += ["mov.u32 one, %laneid;", "setp.eq.u32 first, one, 0;", "mov.b32 begin, 0;"]
+    lines += [f"@first atom.shared.add.u32 begin, [{room}], all;"]
+    lines += ["shfl.sync.idx.b32 begin, begin, 0, 31, 0xffffffff;", "mov.u32 before, %lanemask_lt;"]
+    for i in range(pack):
+        lines += [
+            f"and.b32 one, m{i}, before;",
+            "popc.b32 one, one;",
+            "add.u32 slot, begin, one;",
+            f"setp.lt.and.u32 p{i}, slot, {entries}, p{i};",
+            f"mad.lo.u32 at, slot, 8, {room};",
+            f"@p{i} st.shared.v2.b32 [at + 8], {{{numbers[i]}, {columns[i]}}};",
+            f"popc.b32 one, m{i};",
+            "add.u32 begin, begin, one;",
         ]
     return "{ " + " ".join([*lines, "DONE:"]) + " }"
 
@@ -101,10 +136,14 @@ def count_in(room):
 
 
 @triton.jit
-def add(room, number, column, bound, ENTRIES: tl.constexpr, THREADS: tl.constexpr):
+def add(
+    room, number, column, bound,
+    ENTRIES: tl.constexpr, THREADS: tl.constexpr, BY_WARPS: tl.constexpr = True,
+):  # fmt: skip
     """Adds each number that is not below the bound (NaN is not) and whose column is not below 0.
 
-    There must be at least THREADS of them, so that none is held twice.
+    There must be at least THREADS of them, so that none is held twice. Without BY_WARPS each added
+    number takes its place by itself: fewer instructions where hardly any is added.
     """
     if room.dtype.is_ptr():
         chosen = ((number < bound) == 0) & (column >= 0)
@@ -112,7 +151,9 @@ def add(room, number, column, bound, ENTRIES: tl.constexpr, THREADS: tl.constexp
         put(room, slot, number.to(tl.int32, bitcast=True), column, chosen & (slot < ENTRIES))
     else:
         PACK: tl.constexpr = 4 if number.numel >= 4 * THREADS else 1
-        ADDED: tl.constexpr = _added(ENTRIES, PACK)
+        ADDED: tl.constexpr = (
+            _added_by_warps(ENTRIES, PACK) if BY_WARPS else _added_one_by_one(ENTRIES, PACK)
+        )
         OPERANDS: tl.constexpr = _operands(PACK)
         tl.inline_asm_elementwise(
             ADDED, OPERANDS, [number, column, bound, room],

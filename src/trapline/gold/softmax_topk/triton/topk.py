@@ -2,8 +2,7 @@
 
 One program keeps a short row in registers (`short_rows`). Of many short rows, each is read again
 from the cache instead, so that several programs fit on a processor (`many_rows`). For long rows a
-first kernel reads the row once and writes group maxima, and a second selects (`long_rows`); for
-thousands of rows and a small k, one kernel does both (`whole_rows`).
+first kernel reads the row once and writes group maxima, and a second selects (`long_rows`).
 `work_partition` chooses; docs/components/softmax_topk.md derives why this is exact.
 
 No state between calls and no host synchronisation: calls can be captured in a CUDA graph. Results
@@ -29,8 +28,7 @@ from trapline.gold.softmax_topk.triton.keys import AFTER, EARLY, NOT
 from trapline.gold.softmax_topk.triton.long_rows import select_kernel, stream_kernel
 from trapline.gold.softmax_topk.triton.many_rows import many_kernel
 from trapline.gold.softmax_topk.triton.short_rows import best_kernel, short_kernel
-from trapline.gold.softmax_topk.triton.whole_rows import whole_kernel
-from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short, Whole
+from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short
 
 MOST = 1024
 #: A group of a longer row would exceed what a program reads at once.
@@ -103,9 +101,7 @@ def _by_kernels(
     if rows == 0:
         return answers
     call = x, k, warm, answers, log_probs, same
-    if plans.reads_whole_rows(rows, vocabulary, k, processors(x)):
-        run_whole(call, plans.whole_plan(vocabulary, k, width_of(x)))
-    elif plans.stays_in_cache(rows, vocabulary, k, processors(x)):
+    if plans.stays_in_cache(rows, vocabulary, k, processors(x)):
         run_many(call, plans.many_plan(vocabulary, k))
     elif vocabulary <= plans.SHORT:
         run_short(call, plans.short_plan(vocabulary, k))
@@ -153,7 +149,7 @@ def run_many(call: _Call, plan: Many) -> None:
     x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
     many_kernel[(rows,)](
-        *(x, *warm, rooms(x, 2 * plan.cap + 2 + plan.buckets), *answers),
+        *(x, *warm, rooms(x, 3 * plan.cap + 2), *answers),
         *(vocabulary, k, x.stride(0), int(log), plan.deviations),
         **many_launch(plan, width_of(x), _SHIFT[x.dtype]),
         **same,
@@ -167,38 +163,9 @@ def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
         "WIDTH": width,
         "GROUPS": plan.groups,
         "CAP": plan.cap,
-        "BUCKETS": plan.buckets,
         "ANSWERS": plan.answers,
         "SHIFT": shift,
         "RANKED": plan.ranked,
-        "num_warps": plan.warps,
-        "maxnreg": plan.registers,
-    }
-
-
-def run_whole(call: _Call, plan: Whole) -> None:
-    x, k, warm, answers, log, same = call
-    rows, vocabulary = x.shape
-    room = rooms(x, 2 * plan.listed + 3 * plan.cap + plan.groups_block + 4)
-    whole_kernel[(rows,)](
-        *(x, *warm, room, *answers, vocabulary, k, x.stride(0), int(log)),
-        **whole_launch(plan, width_of(x), _SHIFT[x.dtype]),
-        **same,
-    )
-
-
-def whole_launch(plan: Whole, width: int, shift: int) -> dict[str, Any]:
-    return {
-        "G": plan.group,
-        "WIDTH": width,
-        "BLOCK": plan.block,
-        "GROUPS_BLOCK": plan.groups_block,
-        "THREADS": 32 * plan.warps,
-        "SUPER": plan.supers,
-        "LIST": plan.listed,
-        "TILE": plan.tile,
-        "CAP": plan.cap,
-        "SHIFT": shift,
         "num_warps": plan.warps,
         "maxnreg": plan.registers,
     }

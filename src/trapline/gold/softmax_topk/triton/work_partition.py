@@ -59,14 +59,12 @@ class Many(NamedTuple):
     registers: int  # per thread, so that four or six programs fit on a processor
     groups: int  # maxima that the threshold is taken from
     cap: int  # logits that may remain
-    buckets: int  # that they are spread over to be ranked
     answers: int
     ranked: bool
     deviations: float  # of normally distributed logits: as many are larger as fit well
 
 
 MANY_TILE, MANY_WARPS, MANY_REGISTERS = 2048, 8, {True: 40, False: 64}
-MANY_BUCKETS = {True: 1, False: 2}
 
 
 def many_plan(vocabulary: int, k: int) -> Many:
@@ -81,57 +79,9 @@ def many_plan(vocabulary: int, k: int) -> Many:
         registers=MANY_REGISTERS[ranked],
         groups=min(threads, max(64, 2 * k_block)),
         cap=cap,
-        buckets=MANY_BUCKETS[ranked] * cap,
         answers=max(threads, k_block),
         ranked=ranked,
         deviations=NormalDist().inv_cdf(1.0 - wanted) if wanted < 1.0 else -1e30,
-    )
-
-
-#: Rows of at most this many logits are read and selected from by one program, if there are many.
-WHOLE = 32768
-#: By whether rows are longer than SHORT: 16-byte loads per thread, warps, registers per thread.
-WHOLE_SIZES = {False: (2, 8, 64), True: (4, 8, 64)}
-WHOLE_GROUP = 16
-
-
-class Whole(NamedTuple):
-    """Sizes for a row that one program reads once (`whole_rows`)."""
-
-    group: int  # neighbours whose maximum is kept
-    block: int  # logits in flight
-    warps: int
-    registers: int  # per thread
-    groups_block: int
-    supers: int  # groups of groups that the threshold is taken from
-    listed: int  # groups that may be read again
-    tile: int  # of them at a time
-    cap: int  # logits that may remain
-
-
-def reads_whole_rows(rows: int, vocabulary: int, k: int, processors: int) -> bool:
-    """Whether there are so many rows that reading some hides the selection from others."""
-    return rows > 4 * processors and 1 < k <= RANKED and IN_REGISTERS < vocabulary <= WHOLE
-
-
-def whole_plan(vocabulary: int, k: int, width: int) -> Whole:
-    """As `long_plan`, with the maxima in shared memory."""
-    loads, warps, registers = WHOLE_SIZES[vocabulary > SHORT]
-    threads, group = 32 * warps, WHOLE_GROUP
-    block = loads * width * threads
-    groups = cdiv(vocabulary + width - 1, block) * block // group
-    k_block = max(2, triton.next_power_of_2(k))
-    tile = min(128, HELD_EACH * threads // group)
-    return Whole(
-        group=group,
-        block=block,
-        warps=warps,
-        registers=registers,
-        groups_block=max(triton.next_power_of_2(groups), threads),
-        supers=min(threads, max(64, 2 * k_block)),
-        listed=cdiv(2 * k_block, tile) * tile,
-        tile=tile,
-        cap=max(2 * k_block, threads),
     )
 
 
