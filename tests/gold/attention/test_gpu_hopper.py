@@ -220,6 +220,18 @@ def test_backward_is_the_default_where_it_is_faster(drawn):
         assert fastest(problem._replace(window=5), backward_tiers()) == "triton"
 
 
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_next_kernel_sees_all_gradients(drawn, D):
+    """The kernel for dq starts before the one for dk and dv ends, and must not end before it."""
+    q, k, v, dout = drawn(1, 8, 8, 4096, 4096, D, torch.bfloat16)
+    dlse = torch.zeros(q.shape[:-1], device="cuda")
+    wanted = gradients(q, k, v, dout, dlse, True, True)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        copies = [x.clone() for x in gradients(q, k, v, dout, dlse, True, True)]
+        assert all(map(torch.equal, copies, wanted))
+
+
 def test_backward_in_a_cuda_graph(drawn):
     q, k, v, dout = drawn(1, 4, 4, 512, 512, 128, torch.bfloat16)
     dlse = torch.zeros(q.shape[:-1], device="cuda")

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_wait
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.dense import Problem
@@ -200,6 +201,7 @@ def dq_kernel(
         [4, 1],
         [240, 24],
     )
+    gdc_wait()  # the kernel after this one needs dk and dv too
 
 
 # --- before and after, in plain Triton ----------------------------------------------------------
@@ -276,14 +278,22 @@ class BackwardConfig(NamedTuple):
 CONFIGS = {64: BackwardConfig(3, 3, False, 128, 2), 128: BackwardConfig(2, 3, True, 128, 2)}
 
 
+#: The fewest queries for which repeatable gradients of narrow causal heads were measured.
+LONG = 1024
+
+
 def is_faster(problem: Problem) -> bool:
     """Whether these kernels beat the plain ones, as measured on an H200.
 
     They do not where most of a tile would stay empty, nor for narrow heads, whose products are too
-    short to hide much, unless causal shares of dq save two of seven products.
+    short to hide much, unless causal: with shares of dq, which save two of seven products, or from
+    LONG queries on.
     """
-    few, narrow = problem.q.shape[2] <= QUERIES.value, problem.q.shape[3] <= 64
-    return not few and (not narrow or (problem.causal and not problem.deterministic))
+    length, narrow = problem.q.shape[2], problem.q.shape[3] <= 64
+    if narrow:
+        enough = length >= LONG if problem.deterministic else length > QUERIES.value
+        return problem.causal and enough
+    return length > QUERIES.value
 
 
 def backward(
@@ -348,7 +358,7 @@ def along_keys(
 
 
 def along_queries(problem: Problem, dout: Tensor, rows: Tensor, dq: Tensor) -> None:
-    """dq, each row by one owner."""
+    """dq, each row by one owner. Programs start where those of `along_keys` have ended."""
     q, k, v, causal, scale = *problem[:3], problem.causal, problem.scale
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     tiles, config = cdiv(T, 2 * ROWS.value), CONFIGS[D]
@@ -360,6 +370,7 @@ def along_queries(problem: Problem, dout: Tensor, rows: Tensor, dq: Tensor) -> N
         *(T, S, H, H // G, B * H, bunch(q, tiles, causal), scale, *parts_of(scale)),
         **dq_constants(config, causal),
         num_warps=4,
+        launch_pdl=True,
     )
 
 

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from trapline.gold.attention.dense.hopper.tiles import ROWS, assigned, exp2
 from trapline.gold.device import LOG2_E, launched
@@ -270,6 +271,8 @@ def dkdv_kernel(
     """Set up shared memory and barriers, then split into one producer and two consumers."""
     D: gl.constexpr = q.block_shape[3]
     dtype: gl.constexpr = q.dtype
+    if not SHARE:
+        gdc_launch_dependents()  # dq does not depend on dk and dv
     queries = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERIES, D], q.layout)
     upstreams = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERIES, D], dout.layout)
     row_pairs = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * QUERIES], rows.layout)
