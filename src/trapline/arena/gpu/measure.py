@@ -79,6 +79,7 @@ class Measurer:
                 runner = yardsticks.runner_bytes(config, self.rig)
                 with turns.alone(gpu):
                     mine = self._answer(rings, gold, runner)
+                    gold.close()  # now: else another cell's free memory would grow
             finally:
                 for ring in rings:
                     ring.release()

@@ -101,6 +101,7 @@ def lights(config: SandboxConfig, rig: Rig) -> Lights:
                 rings = learned(rig, _LIGHT_ENTRIES, shapes, answer, least=2)
             with turns.alone(rig.gpu):
                 times = [Clock(ring, answer).times(ROUNDS) for ring in rings]
+                answer.close()
         _known["lights"] = {
             timed.name: work / min(found.seconds)
             for (timed, work), found in zip(specs, times, strict=True)
@@ -193,7 +194,11 @@ class _Race:
                 stack.callback(_release, rings)
                 able = {ring.timed.name: self._able(ring) for ring in rings}
             with turns.alone(self.rig.gpu):
-                return {ring.timed.name: self._known(ring, able[ring.timed.name]) for ring in rings}
+                found = {
+                    ring.timed.name: self._known(ring, able[ring.timed.name]) for ring in rings
+                }
+                stack.close()  # GPU memory must not change while another cell has its turn
+                return found
 
     def _able(self, ring: Ring) -> list[str]:
         """The baselines that answer; the first call may compile."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError
-from trapline.arena.gpu import yardsticks
+from trapline.arena.gpu import turns, yardsticks
 from trapline.arena.gpu.memory import device_here
 from trapline.arena.gpu.opening import shared_rig
 from trapline.arena.judge.grade import OnStep, grade
@@ -156,5 +156,7 @@ def _serve(line: Connection, requests: "queue.Queue[Any]") -> None:
             answer = _FAILED, error
         except Exception as error:
             answer = _FAILED, ArenaError(f"{type(error).__name__}: {error}")
-        shared_rig(device_here()).trim()
+        rig = shared_rig(device_here())
+        with turns.beside(rig.gpu):
+            rig.trim()
         line.send((*answer, yardsticks.known()))
