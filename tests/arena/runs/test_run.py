@@ -63,6 +63,15 @@ def graded_seed(entries, folder, options):
         return cell.seed
 
 
+def test_answer_that_was_changed_back_does_not_wait_for_ever(worthless, tmp_path, options):
+    """A grader planned the changed bytes and died."""
+    graded_seed(worthless, tmp_path / "run", options)
+    with open_run(tmp_path / "run") as store:
+        store.plan([worthless[0].key])
+        assert list(grade_field(worthless, store, options)) == []
+        assert store.waiting() == {}
+
+
 def test_same_bytes_meet_the_same_situations_in_every_run(worthless, tmp_path, options):
     first, again = (graded_seed(worthless, tmp_path / name, options) for name in ("run", "again"))
     assert first == again

@@ -18,7 +18,7 @@ from trapline.arena.gpu.opening import machine_facts, shared_rig, why_not_gradab
 from trapline.arena.judge.draws import DrawKey, draw_key, is_held_out
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.session import SandboxConfig
-from trapline.arena.record import Cell, Level, Track
+from trapline.arena.record import Cell, CellKey, Level, Track
 from trapline.arena.runs.executor import Executor, LocalExecutor, choose_level, run_all
 from trapline.arena.runs.store import Store
 
@@ -67,6 +67,7 @@ def grade_field(
         store.set_meta(draw_key=f"of one process, not kept: {key.not_kept}")
     known = {cell.key: cell for cell in store.cells()}
     outdated = [e for e in entries if not _is_done(e, known.get(e.key), store, options)]
+    _withdraw({entry.key for entry in entries} - {entry.key for entry in outdated}, store)
     store.plan(entry.key for entry in outdated)
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
         if isinstance(place, LocalExecutor):
@@ -76,6 +77,14 @@ def grade_field(
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=_call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, key, on_step, place))
+
+
+def _withdraw(done: set[CellKey], store: Store) -> None:
+    """Takes cells off the plan that a dead grader left there and that are up to date: their bytes
+    were changed, and then changed back."""
+    for key, state in store.waiting().items():
+        if state == "waiting" and key in done:
+            store.withdraw(key)
 
 
 def _judge(entry: GradeRequest) -> Challenge:
