@@ -374,7 +374,7 @@ LLAMA = {
     "max_position_embeddings": 8,
 }
 REFUSED = [
-    ({"model_type": "other"}, "must be llama, mistral"),
+    ({"model_type": "other"}, "must be one of llama, mistral"),
     ({"hidden_act": "relu"}, "not silu"),
     ({"rope_scaling": {"type": "spiral"}}, "rope_type must be one of .*, got 'spiral'"),
     ({"rope_scaling": ["linear"]}, "must be a JSON object"),

@@ -182,7 +182,7 @@ def from_dict(raw: dict[str, Any]) -> DecoderConfig:
         raw = {**raw["text_config"], **ends, "model_type": "gemma3_text"}
     family = raw.get("model_type", "")
     if not isinstance(family, str) or family not in get_args(Family):
-        raise RangeError(f"model_type must be {', '.join(get_args(Family))}, got {family!r}")
+        raise RangeError(f"model_type must be one of {', '.join(get_args(Family))}, got {family!r}")
     try:
         config = _gpt2(raw) if family == "gpt2" else _rotary({**_UNSAID[family], **raw})
         config = replace(config, **_special_tokens(raw))
