@@ -4,12 +4,16 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from trapline.arena.errors import ArenaError, SubmissionDied, Violation
 from trapline.arena.gpu import rig, turns
+from trapline.arena.gpu.contract import Entry
+from trapline.arena.gpu.judge import RefusedError
 from trapline.arena.gpu.rig import GpuSubmission, Rig
 from trapline.arena.judge.checks import run_checks
 from trapline.arena.process.isolation.spec import SandboxLimits
@@ -174,3 +178,38 @@ def test_a_death_beside_others_is_repeated_alone(submission, company):
     assert states == {"died": "pass" if company else "fail", "wrong": "fail"}
     assert (died.asked, wrong.asked) == (2 if company else 1, 1)
     assert all(isinstance(result, CheckResult) for result in results)
+
+
+def test_the_judge_waits_for_memory_that_others_hold(monkeypatch):
+    with Rig("cpu", local=True) as own:
+        create, short = own.judge.create, [1, 2]
+
+        def busy(size):
+            if short:
+                short.pop()
+                raise RefusedError("out of memory")
+            return create(size)
+
+        monkeypatch.setattr(own.judge, "create", busy)
+        own.give([own.take(1)])
+        assert not short
+        monkeypatch.setattr(rig, "MEMORY_SECONDS", 0.0)
+        short += range(10)
+        with pytest.raises(RefusedError, match="out of memory"):
+            own.take(1 << 20)
+        assert len(short) < 10
+
+
+def test_huge_buffers_and_the_runner_that_maps_them_go_at_once(submission, monkeypatch):
+    monkeypatch.setattr(rig, "Session", Session)
+    monkeypatch.setattr(rig, "HUGE", 1 << 20)
+    with submission() as answer:
+        answer.entries = {"double": Entry(lambda x: ())}
+        monkeypatch.setattr(answer, "tell", lambda *_: {})
+        monkeypatch.setattr(answer, "frozen", nullcontext)
+        for size, ended in ((8, False), (1 << 19, True)):
+            answer.start(())
+            with suppress(IndexError):  # it has no outputs
+                answer._run("double", (np.zeros(size, np.float32),))
+            assert answer._session.closed is ended
+            assert bool(answer.rig._all) is not ended

@@ -24,6 +24,10 @@ _LENGTH = struct.Struct("!Q")
 STAGING = 256 << 20
 
 
+class RefusedError(ArenaError):
+    """The driver refused what the judge asked for, such as memory that others hold."""
+
+
 class Staging:
     """Host memory through which contents of buffers travel between controller and judge."""
 
@@ -171,7 +175,7 @@ class Judge(_Contents):
             raise ArenaError("the GPU judge ended")
         state, value = answer
         if state == "failed":
-            raise ArenaError(f"the GPU judge failed: {value}")
+            raise RefusedError(f"the GPU judge failed: {value}")
         return value
 
     def create(self, size: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.gpu import turns
 from trapline.arena.gpu.contract import (
     POISON,
@@ -28,7 +28,7 @@ from trapline.arena.gpu.contract import (
     dtype_name,
     narrow,
 )
-from trapline.arena.gpu.judge import Judge, LocalJudge
+from trapline.arena.gpu.judge import Judge, LocalJudge, RefusedError
 from trapline.arena.process.proxy import RemoteObject, Sharing, Submission
 from trapline.arena.process.session import SandboxConfig, Session
 
@@ -37,7 +37,7 @@ ALIGNMENT = 16
 #: Compiling a CUDA file with large headers takes its time.
 IMPORT_SECONDS = 180.0
 #: How long the judge waits for memory that others hold.
-MEMORY_SECONDS = 60.0
+MEMORY_SECONDS, LOOK_SECONDS = 60.0, 0.2
 #: Buffers of so many bytes are given back at once, and with them the runner that maps them.
 HUGE = 2 << 30
 #: Between the two looks at an output: what a stopped process started earlier would show up.
@@ -84,11 +84,11 @@ class Rig:
         while True:
             try:
                 return self.judge.create(size)
-            except ArenaError:
+            except RefusedError:
                 self.trim()
                 if time.monotonic() > patience:
                     raise
-                time.sleep(LATE_SECONDS)
+                time.sleep(LOOK_SECONDS)
 
     def new_call(self) -> None:
         """Half of the calls find their tensors where a call of the same shapes had them."""
