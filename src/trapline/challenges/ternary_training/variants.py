@@ -72,6 +72,9 @@ VARIANTS: tuple[tuple[str, Variant], ...] = (
 )
 #: Of the judged model's perplexity. Weights of right answers reach 0.98 in the best variant.
 CLEARLY_BETTER = 0.96
+#: Half-trained weights of right answers reach 0.95 where they see what is to come; a trainer that
+#: sees it copies the next token.
+BETTER_BY_THE_FUTURE = 0.8
 #: The same for slopes with one head, where weights of right answers reach 0.999.
 BETTER_WITH_ONE_HEAD = 0.985
 ONE_HEAD_SECONDS = 2
@@ -182,7 +185,8 @@ def best_fit(submission: Submission, rng: np.random.Generator) -> Fit:
         found, trap = min(
             (perplexity(weights, run.unseen, run.config, model), trap) for trap, model in VARIANTS
         )
-        _FOUND[submission] = _fit(trap, found, judged, run.unigram)
+        better = BETTER_BY_THE_FUTURE if trap == "future-visible" else CLEARLY_BETTER
+        _FOUND[submission] = _fit(trap, found, judged, run.unigram, better)
     return _FOUND[submission]
 
 
@@ -206,9 +210,7 @@ def fit_of_slopes(submission: Submission, rng: np.random.Generator) -> Fit:
     return _fit("slopes-of-another-rule", found, judged, unigram, BETTER_WITH_ONE_HEAD)
 
 
-def _fit(
-    trap: str, found: float, judged: float, unigram: float, better: float = CLEARLY_BETTER
-) -> Fit:
+def _fit(trap: str, found: float, judged: float, unigram: float, better: float) -> Fit:
     """Weights that learned nothing fit some variant a little better by chance."""
     fits = found < better * judged and found < UNIGRAM_SHARE * unigram
     return Fit(trap if fits else "", found, judged)

@@ -1,0 +1,34 @@
+"""Which model trained weights were made for."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trapline.challenges.ternary_training import variants
+from trapline.challenges.ternary_training.variants import JUDGED, Variant
+
+
+class Answer:
+    """Stands for a submission; the measurements of the variants are given."""
+
+
+@pytest.mark.parametrize(
+    ("model", "share", "trap"),
+    [
+        # Half-trained weights of a right answer do a little better where they see the future.
+        (Variant(ahead=1), 0.951, ""),
+        (Variant(ahead=1), 0.07, "future-visible"),
+        (Variant(norm_before_head=False), 0.951, "head-without-norm"),
+        (Variant(norm_before_head=False), 0.98, ""),
+    ],
+)
+def test_each_variant_must_be_better_by_more_than_right_answers_reach(
+    model, share, trap, monkeypatch
+):
+    perplexities = {JUDGED: 10.0, model: 10.0 * share}
+    run = SimpleNamespace(tensors={}, config={}, unseen=[], unigram=30.0)
+    monkeypatch.setattr(variants, "trained", lambda *_: run)
+    monkeypatch.setattr(variants, "weights_of", lambda *_: {})
+    monkeypatch.setattr(variants, "perplexity", lambda w, d, c, m: perplexities.get(m, 20.0))
+    assert variants.best_fit(Answer(), np.random.default_rng(0)).trap == trap
