@@ -6,7 +6,9 @@ import pytest
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
 from trapline.arena.challenge import load
 from trapline.arena.judge.diagnosis import Diagnoser
-from trapline.arena.runs.field import EXAMPLE_FIELD
+from trapline.arena.runs.field import EXAMPLE_FIELD as FIELD
+
+NAME = "fused_softmax_topk"
 
 
 def causes(name, files, seed=corpus.SEED):
@@ -28,11 +30,16 @@ def test_pattern_that_fits_all_leads_before_a_side_effect_that_is_confirmed():
     assert causes("dflash", answer.files) == ["tie-deeper-first"]
 
 
+def test_one_place_that_raises_has_one_cause():
+    """A list per tile that is too short also raises where it does not fill the answer."""
+    files = {"solution.py": (FIELD / "confident" / NAME / "solution.py").read_text()}
+    assert causes(NAME, files) == ["logits-modified", "short-list-per-tile"]
+
+
 def test_narrow_bugs_beside_a_broad_one_are_named():
     """With this seed the search ended when none of the broad patterns was confirmed."""
-    folder = EXAMPLE_FIELD / "hasty" / "fused_softmax_topk"
-    files = {"solution.py": (folder / "solution.py").read_text()}
-    assert causes("fused_softmax_topk", files, seed=22) == [
+    files = {"solution.py": (FIELD / "hasty" / NAME / "solution.py").read_text()}
+    assert causes(NAME, files, seed=22) == [
         "unstable-sort",
         "values-unchecked",
         "matrix-materialised",

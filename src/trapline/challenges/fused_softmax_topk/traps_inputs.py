@@ -70,6 +70,14 @@ def strides_refused(submission: Submission, rng: Rng) -> None:
         "        logits -= largest\n"
         "    return weights, places",
     ),
+    also=[
+        edit(
+            "    return _weights(best, largest) / total, places",
+            "    if logits.flags.writeable:\n"
+            "        logits[places[0]] = -np.inf\n"
+            "    return _weights(best, largest) / total, places",
+        ),
+    ],
     control=one_tile,
 )
 def logits_modified(submission: Submission, rng: Rng) -> None:

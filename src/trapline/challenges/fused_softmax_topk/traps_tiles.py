@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import LONG, Rng, ask, logits_of
 from trapline.challenges.fused_softmax_topk.situations import (
@@ -303,16 +303,27 @@ def positions_in_a_slice(submission: Submission, rng: Rng) -> None:
     ask(submission, steps + rng.uniform(0.0, 0.5, (1, 6)), 2)
 
 
+def _short_list(length: str) -> Mutant:
+    return edit(FRESH, f"fresh = np.sort(np.argsort(-tile, kind='stable')[: {length}])")
+
+
 @trap(
     catches="only a few candidates are kept per tile: too few when all the best are in one",
     severity="major",
     story="Local lists shorter than k are right on shuffled data and lose elements of skewed rows.",
-    mutant=edit(FRESH, "fresh = np.sort(np.argsort(-tile, kind='stable')[: max(16, k // 4)])"),
+    mutant=_short_list("max(16, k // 4)"),
+    # The last ones sort short rows as a whole.
+    also=[
+        *map(_short_list, ("32", "48")),
+        *(_short_list(f"{n} if start or tile.size == TILE else k") for n in (32, 48)),
+    ],
 )
 def short_list_per_tile(submission: Submission, rng: Rng) -> None:
+    """All the best in one tile, the next best in another: those come in for what is lost."""
     logits = logits_of(rng, (2, LONG))
     for row, start in enumerate((100, LONG - 200)):
         logits[row, start : start + 64] += 50.0
+        logits[row, LATE // 2 : LATE // 2 + 64] += 25.0
     ask(submission, logits, 64)
 
 
