@@ -85,6 +85,8 @@ def looked_at(folder: Path, made: Any) -> dict[str, object]:
     code = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
     return {
         "shared": made.metadata.shared,
+        "starts_the_next": "griddepcontrol.launch_dependents" in made.asm["ptx"],
+        "waits_for_the_last": "griddepcontrol.wait" in made.asm["ptx"],
         "spilled": [int(bytes_) for bytes_ in re.findall(r"(\d+) bytes spill", said)],
         "serialised": "serialized" in said or "wgmma" in said,
         "products": "HGMMA" in code,

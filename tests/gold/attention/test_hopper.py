@@ -67,6 +67,9 @@ def test_backward_compiles_and_its_products_overlap(compiled, wanted):
         assert entry["copied"] == (shares and copy), entry
         assert entry["reduced_by_fours"] == (shares and not copy), entry
         assert entry["products"] == (entry["name"] in WEIGHTS), entry
+        # dq runs beside the end of dk and dv, and does not end before it.
+        assert entry["starts_the_next"] == (entry["name"] == "dk, dv"), entry
+        assert entry["waits_for_the_last"] == (entry["name"] == "dq"), entry
         # Each consumer has a place where a whole tile's exponentials run beside a product.
         weights = WEIGHTS.get(entry["name"])
         beside = [count for count in entry["exponentials_while_waiting"] if count >= (weights or 1)]
