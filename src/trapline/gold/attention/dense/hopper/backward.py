@@ -290,10 +290,8 @@ def is_faster(problem: Problem) -> bool:
     LONG queries on.
     """
     length, narrow = problem.q.shape[2], problem.q.shape[3] <= 64
-    if narrow:
-        enough = length >= LONG if problem.deterministic else length > QUERIES.value
-        return problem.causal and enough
-    return length > QUERIES.value
+    least = LONG if narrow and problem.deterministic else int(QUERIES.value) + 1
+    return length >= least and (problem.causal or not narrow)
 
 
 def backward(
