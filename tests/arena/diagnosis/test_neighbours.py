@@ -29,7 +29,7 @@ def test_trap_that_shares_no_bug_has_no_such_control(late_mask):
     assert Neighbours(FAILS, ["full", "late-mask"]).control(late_mask) is None
 
 
-@pytest.mark.parametrize("challenge", load_all().values(), ids=str)
+@pytest.mark.parametrize("challenge", load_all().values(), ids=load_all())
 def test_control_passes_for_each_form_of_the_bug(challenge):
     checks = [check.id for check in (*challenge.cases, *challenge.traps)]
     neighbours = Neighbours(challenge.fault_dictionary, checks)

@@ -7,6 +7,7 @@ import pytest
 
 from trapline.arena.judge import code_from_data
 from trapline.arena.judge.inspection import code_dimension, inspect
+from trapline.arena.judge.own_tests import own_tests
 
 HIDDEN = {
     "exec(open('x').read())": "exec",
@@ -30,6 +31,13 @@ HIDDEN = {
     "import types\ntypes.FunctionType(c, {})": "types.FunctionType",
     "(lambda: 0).__code__": "__code__",
 }
+SUITE = """\
+from solution import answer
+
+
+def test_answer():
+    assert answer() == 42
+"""
 INNOCENT = [
     "import re\nre.compile('x')",
     "from re import compile\ncompile('x')",
@@ -88,6 +96,19 @@ def test_code_from_data_costs_the_code_score(submission_folder, level):
     assert "runs code that cannot be read: solution.py:3 eval" in found.reason
     honest = submission_folder(source.replace('eval("6 * 7")', "6 * 7"))
     assert code_dimension(inspect(honest, level, 1, 0)).score == 100
+
+
+def test_tests_of_code_from_data_prove_nothing(submission_folder, sorting, level):
+    source = "def answer():\n    return int(eval('6 * 7'))\n"
+    honest = submission_folder(source.replace("eval('6 * 7')", "6 * 7"))
+    hidden = submission_folder(source)
+    scores = []
+    for folder in (honest, hidden):
+        (folder / "test_answer.py").write_text(SUITE)
+        scores.append(own_tests(folder, sorting, level, inspect(folder, level, 1, 4)))
+    assert scores[0].score == 100
+    assert scores[1].score == 0
+    assert "runs code that cannot be read" in scores[1].reason
 
 
 def test_import_by_a_written_name_counts_as_an_import(submission_folder, level):

@@ -61,6 +61,9 @@ def own_tests(
         return Dimension(score=0.0, reason="the code cannot be read, so its tests prove nothing")
     if not inspection.code.get("test_files"):
         return Dimension(score=0.0, reason="there are no tests")
+    if inspection.code.get("code_from_data"):
+        reason = "runs code that cannot be read, so mutants of what can be read prove nothing"
+        return Dimension(score=0.0, reason=reason)
     with open_tester(folder, challenge, level) as tests:
         try:
             found = _score(tests, inspection)

@@ -108,8 +108,8 @@ def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> No
 def bound_against_the_newest(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -3.0, A: -0.5, B: -0.75}, (A,): {A: -0.5}, (B,): {E: -0.125}, (A, A): {E: 0.0}}
-    settings = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E, "length_penalty": 0.0}
-    asked = one(submission, rng, table, **settings)
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "length_penalty": 0.0}
+    asked = one(submission, rng, table, eos_id=E, **settings)
     best(asked, [B, E], -0.875)
 
 

@@ -20,9 +20,8 @@ from trapline.challenges.ternary_training.situations import (
     config_of,
     trained,
     unhurried,
-    unigram_perplexity,
 )
-from trapline.challenges.ternary_training.text import Grammar
+from trapline.challenges.ternary_training.text import Grammar, unigram_perplexity
 from trapline.gold.ternary import small_lm
 
 Weights = Mapping[str, np.ndarray]
