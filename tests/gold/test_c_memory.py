@@ -120,14 +120,16 @@ with torch.device("meta"):
 assert torch.equal(found, q)
 """,
     "top-k, misshapen arrays": """
-import numpy as np
+import torch
 from trapline.gold.softmax_topk.cpu import topk as native
 if native.unavailable() is not None:
     raise SystemExit(0)
-logits, one = np.ones((2, 8), np.float32), np.ones(2)
+logits, one = torch.ones(2, 8), torch.ones(2)
+assert native.ranked(logits, 2, one, 1).indices.tolist() == [[0, 1], [0, 1]]
 for given in [
-    (logits, "bfloat16", 2, one), (logits, "float32", 9, one), (logits, "float32", 0, one),
-    (logits, "float32", 2, one[:1]), (logits[:, ::2], "float32", 2, one),
+    (logits.double(), 2, one), (logits.to("meta"), 2, one), (logits, 9, one), (logits, 0, one),
+    (logits, 2, one[:1]), (logits, 2, one.double()), (logits, 2, one.to("meta")),
+    (logits, 2, torch.ones(4)[::2]), (logits[:, ::2], 2, one),
 ]:
     try:
         native.ranked(*given, 1)

@@ -5,12 +5,13 @@
 # uses: channel
 
 import os
+import struct
 
 import numpy as np
 
 
 def sort(values):
-    os.write(channel(), b"TRPL" + b"\xff" * 4096)
+    os.write(channel(), struct.pack("<4sIQ", b"TRPL", 2, (1 << 64) - 1) + b"{}")
 
 
 def inversions(values):

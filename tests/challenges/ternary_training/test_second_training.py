@@ -9,7 +9,7 @@ from trapline.challenges.ternary_training import cases
 def by_rule(*shares):
     """The verdict on trainings that reach these shares, and how many of them were asked for."""
     left = list(shares)
-    cases._by_rule(lambda: left.pop(0), 0.3, "the rule")
+    cases._by_rule(lambda _seconds: left.pop(0), 0.3, "the rule")
     return len(shares) - len(left)
 
 

@@ -37,7 +37,7 @@ class LocalGpuSubmission(GpuSubmission):
         super().__init__(folder, config, entries, rig or Rig(device, local=True), full=full)
         if device == "cpu":
             os.environ["TRITON_INTERPRET"] = "1"
-        self._module = local.load(folder)
+        self._module = local.load(folder, compile_once=False)
 
     @property
     def _buffers(self) -> Buffers:
