@@ -139,7 +139,7 @@ class KnownCall(NamedTuple):
     plan: CallPlan
     length: int
     names: tuple[str, ...]
-    #: Where arguments that are no tensors stand, their values and their types.
+    #: Positions, values and types of the arguments that are not tensors.
     options: tuple[tuple[int, Any, type], ...]
     places: tuple[int, ...]
     #: Whether autograd would record the call if gradients were enabled.

@@ -69,7 +69,7 @@ class Measurer:
     def measure(self) -> tuple[dict[str, Dimension], dict[str, Any]]:
         config, gpu = self.answer.config, self.rig.gpu
         with ours(self.challenge.solution, config, self.entries, self.rig) as gold:
-            with turns.beside(gpu):  # goes on where the checks were: nobody is timed in between
+            with turns.beside(gpu):  # directly after the checks: no timing comes in between
                 self.answer.close()  # it must not run beside what it is compared with
                 self.rig.trim()
                 rings = learned(self.rig, self.entries, self.shapes, gold, spare=True)

@@ -328,7 +328,7 @@ class HostMemory:
         return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
 
     def facts(self) -> dict[str, str]:
-        # It has no number, since nobody waits for a turn on it: nothing is timed there.
+        # No number: nothing is timed on it, so it needs no turns.
         return {"gpu": "none: host memory stands in for it", "cuda driver": "none", "uuid": ""}
 
     def attribute(self, name: str) -> int:

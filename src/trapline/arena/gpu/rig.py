@@ -271,7 +271,7 @@ class GpuSubmission(Submission):
     ) -> None:
         super().__init__(folder, config, full=full)
         self.entries, self.rig = entries, rig
-        #: Code of ours runs only when it is told to: who tells it takes turns.
+        #: Our own code runs only when it is called, and its caller takes the turn.
         self.ours = ours
         #: What nvcc made of solution.cu, for the next runner.
         self._library = b""

@@ -1,7 +1,7 @@
 """Who may use a GPU: any number of checks side by side, or one timing alone.
 
 Two locked files for each GPU serve all graders of this user. A timing holds the first one, the
-gate, while it waits for the second one, the room; so nobody enters any more, and the timing comes
+gate, while it waits for the second one, the room. No further check can enter, so the timing comes
 next, however many checks are waiting. The system releases the locks of a grader that is killed.
 """
 
@@ -91,7 +91,7 @@ def beside(gpu: str) -> Iterator[None]:
 
 @contextmanager
 def alone(gpu: str) -> Iterator[None]:
-    """While this is entered, nobody else uses the GPU."""
+    """Uses the GPU alone while this is entered."""
     if not gpu or gpu in _held.alone:
         yield
         return

@@ -1,6 +1,6 @@
 """Layer norm and RMS norm in torch, forward and backward.
 
-Layer norm is torch's own, and so is RMS norm of a few rows whose statistics nobody needs. Of many
+Layer norm is torch's own, and so is RMS norm of a few rows without statistics. Of many
 rows, RMS norm, which torch composes of whole tensors, runs over blocks that stay in a core's cache.
 Sums run in float32 for 16-bit inputs and in the input's own dtype
 otherwise. The gradient of RMS norm has a closed form (docs/components/layer_norm.md), with
