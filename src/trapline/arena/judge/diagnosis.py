@@ -375,8 +375,6 @@ class Diagnoser:
                 for check in others
                 if self._same_answers(cause, check) or self._together([*self.causes], check)
             }
-        if (crash := self.failures[own].crash)[1]:  # one place that raises has one cause
-            explained |= {check for check in self.rest if self.failures[check].crash == crash}
         self.rest -= explained
 
     def _has_own_cause(self, cause: str, check: str) -> bool:
