@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from trapline.arena.errors import UsageError
+from trapline.arena.gpu.contract import HEADER
 from trapline.arena.gpu.memory import device_here
 from trapline.arena.judge.traps import Case, Trap, collect
 from trapline.arena.judge_dependencies import judge_dependencies
@@ -103,6 +104,8 @@ class Challenge:
     @property
     def prompt(self) -> str:
         own = (self.folder / "prompt.md").read_text(encoding="utf-8")
+        if self.track == "gpu":
+            own += f"\n## {HEADER.name}\n\n```c\n{HEADER.read_text(encoding='utf-8')}```\n"
         return self.profile.prompt(own) if self.profile else own
 
     @property

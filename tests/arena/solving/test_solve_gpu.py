@@ -6,6 +6,7 @@ import pytest
 
 from trapline.arena.challenge import load
 from trapline.arena.errors import UsageError
+from trapline.arena.gpu.contract import HEADER
 from trapline.arena.runs.field import find_entries
 from trapline.arena.solving import solvers
 from trapline.arena.solving.agents import from_template
@@ -90,6 +91,15 @@ def test_an_agent_may_write_cuda(assignment, tmp_path):
     solver = AgentSolver("stand-in", "m", from_template(f"{sys.executable} {script} {{prompt}}"))
     (pair,) = solve_all([assignment], solver, 1)
     assert pair[1].status == "solved"
+
+
+def test_prompt_and_workspace_hold_the_header_that_cuda_includes(tmp_path):
+    header = HEADER.read_text()
+    challenge = load("fused_softmax_topk", "gpu")
+    workspace = deploy(tmp_path, challenge, "me")
+    assert (workspace / "cuda" / "trapline.h").read_text() == header
+    assert header in (workspace / "prompt.md").read_text()
+    assert "trapline_tensor" not in load("fused_softmax_topk").prompt
 
 
 def test_a_field_holds_one_track(tmp_path):

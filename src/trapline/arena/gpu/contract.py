@@ -7,6 +7,7 @@ a call has. NumPy lacks bfloat16, so that such an array is float32 with a mark.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 
 from trapline.arena.errors import ArenaError
 
+#: What a solution.cu includes; part of every prompt.
+HEADER = Path(__file__).with_name("trapline.h")
 #: Names of dtypes as torch spells them → the NumPy dtype of the same bytes.
 STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.errors import UsageError
-from trapline.arena.gpu.contract import STORED, Entry, dtype_name
+from trapline.arena.gpu.contract import HEADER, STORED, Entry, dtype_name
 from trapline.arena.gpu.rig import pieces, strides_of
 from trapline.arena.judge.reproduction import (
     DATA,
@@ -20,8 +20,6 @@ from trapline.arena.judge.reproduction import (
     as_number,
 )
 from trapline.arena.process.transcript import Transcript
-
-_HEADER = Path(__file__).with_name("trapline.h")
 
 
 def recorded(transcript: Transcript, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
@@ -164,7 +162,7 @@ def write_script(folder: Path, title: str, calls: Sequence[Any], module: str, cu
         ) from None
     np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
     if cuda:
-        shutil.copyfile(_HEADER, folder / _HEADER.name)
+        shutil.copyfile(HEADER, folder / HEADER.name)
     late = _LATE if any(one["late"] for one in calls) else ""
     start = _START + (_CUDA if cuda else _PYTHON).replace("{module}", as_name(module)) + late
     script = folder / SCRIPT

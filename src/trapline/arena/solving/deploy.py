@@ -1,11 +1,13 @@
 """Fresh workspaces: the prompt and the starter of a challenge, none of the judge's files."""
 
 import re
+import shutil
 from pathlib import Path
 
 from trapline.arena import output_paths
 from trapline.arena.challenge import DEPLOYED, Challenge
 from trapline.arena.errors import UsageError
+from trapline.arena.gpu.contract import HEADER
 from trapline.arena.judge.request import entry_files
 from trapline.arena.record import Track
 from trapline.arena.runs.field import SETTINGS, read_settings, refuse_other_track
@@ -76,6 +78,8 @@ def copy_workspace(challenge: Challenge, workspace: Path) -> None:
         target = workspace / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
+        if target.suffix == ".cu":  # so that nvcc finds it
+            shutil.copyfile(HEADER, target.with_name(HEADER.name))
 
 
 def read_starter(challenge: Challenge) -> dict[str, str]:
