@@ -61,14 +61,15 @@ class Here:
     def quick(self):
         yield self.right(self.challenge.solution, self.cases[:QUICK_CASES])
         for trap in self.traps[:QUICK_TRAPS]:
-            yield self.mutant(trap, with_control=False)
+            yield self.mutant(trap, trap.id, with_control=False)
 
     def everything(self):
         checks = [*self.cases, *self.traps]
         alternates = self.challenge.folder / "alternates"
         for folder in (self.challenge.solution, alternates / "triton", alternates / "torch"):
             yield self.right(folder, checks)
-        yield from map(self.mutant, self.traps)
+        for trap in self.traps:
+            yield from (self.mutant(trap, form) for form in trap.forms)
         yield from map(self.control, WORTHLESS)
 
     def open(self, folder, kind=LocalGpuSubmission):
@@ -87,8 +88,8 @@ class Here:
         bad = [f"{result.id}: {result.message}" for result in self.failed(folder, checks)]
         return self.found(folder.name, "; ".join(bad))
 
-    def mutant(self, trap, with_control=True):
-        files = trap.plant(self.challenge.solution_files())
+    def mutant(self, trap, form, with_control=True):
+        files = trap.plant(self.challenge.solution_files(), form)
         with tempfile.TemporaryDirectory() as folder:
             for name, source in files.items():
                 Path(folder, name).write_text(source)
@@ -97,7 +98,7 @@ class Here:
                 problem = apart(lambda: self.on_its_control(trap, Path(folder)))
             if not problem and not apart(lambda: self.on_its_trap(trap, Path(folder))):
                 problem = "survives its own trap"
-        return self.found(trap.id, problem)
+        return self.found(form, problem)
 
     def on_its_control(self, trap, folder):
         """Why the mutant fails the situation without the bug's trigger."""

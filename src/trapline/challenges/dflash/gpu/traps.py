@@ -207,9 +207,10 @@ def strides_confused(submission: Submission, rng: Rng) -> None:
 
 
 def exact_in_half(submission: Submission, rng: Rng) -> None:
-    """Small integers, which every format holds."""
+    """Small integers, which every format holds, and equal keys, whose weights are all 1."""
     p = problem(rng, Sizes(N=4))
-    p.q[:] = rng.integers(-2, 3, p.q.shape)
+    p.q[:], p.v[:] = rng.integers(-2, 3, p.q.shape), rng.integers(-2, 3, p.v.shape)
+    p.k[:] = rng.integers(-2, 3, p.k.shape[-1])
     ask(submission, p)
 
 

@@ -180,9 +180,10 @@ def large_scores_overflow(submission: Submission, rng: Rng) -> None:
 
 
 def exact_in_half(submission: Submission, rng: Rng) -> None:
-    """Small integers, which every format holds."""
+    """Small integers, which every format holds, and equal keys, whose weights are all 1."""
     p = attention_problem(rng, [16])
-    p.q[:] = rng.integers(-2, 3, p.q.shape)
+    p.q[:], p.v_pages[:] = rng.integers(-2, 3, p.q.shape), rng.integers(-2, 3, p.v_pages.shape)
+    p.k_pages[:] = rng.integers(-2, 3, p.k_pages.shape[-1])
     attend(submission, p)
 
 
