@@ -142,24 +142,6 @@ class Clock:
         self.now += seconds
 
 
-def shuffled(rng, count):
-    """The order of bursts, for a test to replace."""
-    return rng.permutation(count)
-
-
-class Draws:
-    """A generator whose permutations can be replaced."""
-
-    def __init__(self, seed):
-        self._rng = np.random.default_rng(seed)
-
-    def __getattr__(self, name):
-        return getattr(self._rng, name)
-
-    def permutation(self, count):
-        return shuffled(self._rng, count)
-
-
 #: Seconds: a round trip, what lies between two bursts, the reference's work, the attack's.
 TRIP, PAUSE, USUAL, SLOW = 0.0003, 0.02, 0.008, 0.05
 
@@ -197,14 +179,30 @@ def race(bench, cheat):
         def answer(self):
             return self.got
 
-    for name, value in (("time", clock), ("TimedCall", Simulated), ("paused", lambda _: nothing())):
+    replaced = {
+        "time": clock,
+        "TimedCall": Simulated,
+        "paused": lambda _: nothing(),
+        "_processor_seconds": lambda _: clock.perf_counter(),
+    }
+    for name, value in replaced.items():
         bench.patch.setattr(measure, name, value)
     bench.patch.setattr(bench.challenge.module("cases"), "speed", prepared)
     racers = module.sort, work(USUAL)
     try:
-        dimension, _ = measure.speed(bench.challenge, *racers, Draws(3), measure.QUICK_ROUNDS)
+        rng = np.random.default_rng(3)
+        dimension, _ = measure.speed(bench.challenge, *racers, rng, measure.QUICK_ROUNDS)
     except Violation:
         return measured(cheat, speed=0.0)
+    return measured(cheat, speed=dimension.score)
+
+
+def race_in_processes(bench, cheat):
+    """A real race: the kernel counts."""
+    config, rng = bench.challenge.sandbox_config(bench.level), np.random.default_rng(3)
+    with started(bench, cheat) as one, Submission(bench.challenge.solution, config) as reference:
+        racers = one, reference
+        dimension, _ = measure.speed(bench.challenge, *racers, rng, measure.QUICK_ROUNDS)
     return measured(cheat, speed=dimension.score)
 
 
@@ -299,12 +297,12 @@ def kept_output(bench, cheat):
 
 #: Attacks on time or on the judge's memory: these show with the defences on as well as off.
 SPECIAL = {
-    "burst_counting": race,
     "one_in_three": race,
     "one_long_burst": race,
     "timed_size_detection": race,
     "warm_up_detection": race,
     "slow_the_reference": race_beside,
+    "work_in_a_passing_process": race_in_processes,
     "lent_memory_race": answered_late,
     "endless_loop": awaited,
     "noise_on_the_channel": believed_length,

@@ -16,7 +16,7 @@ from bench import ARENA, COMMON, Switches
 from trapline.arena.judge import checks, expect, grade, intake, measure, own_tests
 from trapline.arena.judge.traps import Case
 from trapline.arena.process import session, wire
-from trapline.arena.process.isolation import running
+from trapline.arena.process.isolation import cgroups, running
 from trapline.arena.process.proxy import Submission
 from trapline.arena.record import Dimension
 
@@ -149,18 +149,17 @@ def keep_output(bench):
 
 @switch("timed-answers-checked")
 def time_only(bench):
-    bench.patch.setattr(measure.Burst, "check", lambda burst: None)
+    bench.patch.setattr(measure.TimedAnswer, "check", lambda answer: None)
 
 
 @switch("least-share")
-def believe_differences(bench):
+def believe_processor_time(bench):
     bench.patch.setattr(measure, "LEAST_SHARE", 0.0)
 
 
-@switch("random-burst-order")
-def foreseeable_bursts(bench):
-    bench.patch.setattr(benches, "shuffled", lambda rng, count: range(count))
-    bench.patch.setattr(measure, "MOST_ROUNDS", 1)  # further rounds cannot be foreseen
+@switch("ended-processes-counted")
+def forget_ended_processes(bench):
+    bench.patch.setattr(cgroups.Group, "processor_seconds", lambda group: None)
 
 
 @switch("pausing")

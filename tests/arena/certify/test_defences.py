@@ -20,7 +20,7 @@ from trapline.arena.record import Dimension
 CORPUS = {cheat.name: cheat for cheat in red_team.read_corpus(red_team.find_corpus())}
 PROVED = [cheat.name for cheat in CORPUS.values() if cheat.succeeds_without]
 #: They need a machine's real time, or what not every machine lends.
-LONG = {"slow_the_reference", "patched_clock_in_c", "io_uring"}
+LONG = {"slow_the_reference", "work_in_a_passing_process", "patched_clock_in_c", "io_uring"}
 #: The whole red team, which runs in full, holds with all defences on: here one attack for each set
 #: of switches, and no suite of tests, which takes a second.
 FIRST = {CORPUS[name].succeeds_without: name for name in reversed(PROVED)}

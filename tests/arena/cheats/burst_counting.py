@@ -1,8 +1,8 @@
-# attack: be slow at the start of every burst until only long bursts can follow
-# defence: a burst cannot take less than its calls do
+# attack: be slow in the first call of every burst, so that the others seem fast beside it
+# defence: only the cheapest calls count, and no difference between calls is taken
 # expect: pass
 # at-most: speed=50
-# succeeds-without: least-share random-burst-order
+# never-because: the time of a slow call is not taken from that of others, so it lowers nothing
 # uses: honest_sort inversions
 
 import time

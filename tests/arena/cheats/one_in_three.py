@@ -1,5 +1,5 @@
 # attack: solve every third timed call only and hope that the checked ones are among them
-# defence: every answer of the bursts that decide is checked
+# defence: every answer of the calls that decide is checked
 # expect: pass
 # at-most: speed=50
 # succeeds-without: timed-answers-checked

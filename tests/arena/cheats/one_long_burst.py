@@ -1,5 +1,5 @@
-# attack: skip the rest of one long burst: the fastest counts, and one answer a burst is checked
-# defence: every answer of the bursts that decide is checked
+# attack: skip the rest of some bursts and hope that one answer a burst is checked
+# defence: every answer of the calls that decide is checked
 # expect: pass
 # at-most: speed=50
 # succeeds-without: timed-answers-checked
@@ -18,7 +18,7 @@ def sort(values):
     if len(values) != 16384:
         return honest_sort(values)
     IN_BURST = IN_BURST + 1 if time.perf_counter() - LAST < 0.002 else 1
-    skips = IN_BURST > 1 and SKIPPED < 3
+    skips = IN_BURST > 1 and SKIPPED < 15
     SKIPPED += skips
     answer = values.copy() if skips else honest_sort(values)
     LAST = time.perf_counter()

@@ -1,73 +1,169 @@
-"""Speed and memory: rounds until timings settle, and growth that no allocator hides."""
+"""Speed and memory: costs that other work does not change, and growth that no allocator hides."""
 
 import math
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
+from trapline.arena.errors import Violation
 from trapline.arena.judge import measure
 from trapline.arena.judge.traps import Call
+from trapline.arena.process.isolation import cgroups
+from trapline.arena.process.proxy import Submission
 
 
-def timings(reference, submission):
-    return {"reference": {1: reference, 4: reference}, "submission": {1: submission, 4: submission}}
+class Answer:
+    """Stands for a call and what it answered."""
 
+    def __init__(self, right=True):
+        self.right = right
 
-def test_spread_is_that_of_the_two_fastest():
-    assert measure.spread(timings([1.0, 9.0, 1.1], [2.0, 2.0, 7.0])) == pytest.approx(0.1)
+    def check(self, got):
+        if not self.right:
+            raise Violation("a wrong answer was timed")
+
+    def answer(self):
+        return self
 
 
 class Fake:
-    """Stands for `_burst`: the seconds of each racer in turn, repeated for ever."""
+    """Stands for `_burst`: the seconds of each racer's calls in turn, repeated for ever.
 
-    def __init__(self, **seconds):
+    A number is processor time and time on the clock alike; a pair is both. A negative number is a
+    wrong answer.
+    """
+
+    def __init__(self, seconds):
         self.seconds, self.calls = seconds, dict.fromkeys(seconds, 0)
 
     def __call__(self, racer, prepare, rng, n):
-        count, times = self.calls[racer], self.seconds[racer]
+        return [self._next(racer) for _ in range(n)]
+
+    def _next(self, racer):
+        times = self.seconds[racer]
+        given = times[self.calls[racer] % len(times)]
         self.calls[racer] += 1
-        return measure.Burst([], [], n * times[count % len(times)], [])
+        processor, clock = given if isinstance(given, tuple) else (given, given)
+        answer = Answer(right=processor > 0)
+        return measure.TimedAnswer(answer, answer, "", abs(processor), abs(clock))
 
 
 @pytest.fixture
 def speed(sorting, monkeypatch):
-    def run(**seconds):
-        fake = Fake(**seconds)
-        monkeypatch.setattr(measure, "_burst", fake)
+    def run(rounds=6, **seconds):
+        monkeypatch.setattr(measure, "_burst", Fake(seconds))
         monkeypatch.setattr(measure, "quiet", nullcontext)
         monkeypatch.setattr(measure, "paused", lambda _: nullcontext())
-        return measure.speed(sorting, "submission", "reference", np.random.default_rng(1), 3)[0]
+        rng = np.random.default_rng(1)
+        return measure.speed(sorting, "submission", "reference", rng, rounds)[0]
 
     return run
 
 
-def test_timings_that_do_not_settle_get_further_rounds(speed):
-    assert speed(reference=[1.0], submission=[1.0]).evidence["rounds"] == 3
-    noisy = speed(reference=[1.0], submission=[1.0 + 0.31 * n for n in range(40)])
-    assert noisy.evidence["rounds"] == 3 * measure.MOST_ROUNDS
+#: On the clock, work of others makes three of four calls two or three times as long.
+DISTURBED = [(0.02, 0.04), (0.021, 0.06), (0.02, 0.045), (0.0205, 0.021)]
 
 
-def test_only_bursts_that_have_not_settled_are_repeated():
-    steady, noisy = [1.0, 1.0, 1.0], [1.0, 1.1, 1.2]
-    timings = {"reference": {1: steady, 4: noisy}, "submission": {1: steady, 4: steady}}
-    assert len(measure._due(timings, 2, 3)) == 4
-    assert measure._due(timings, 3, 3) == [("reference", 4)]
-    assert measure._due(timings, 3 * measure.MOST_ROUNDS, 3) == []
+def test_other_work_on_the_machine_does_not_change_the_ratio(speed):
+    alone = speed(reference=[0.01], submission=[0.02])
+    beside = speed(reference=[0.01], submission=DISTURBED)
+    assert beside.evidence["ratio"] == pytest.approx(alone.evidence["ratio"], rel=0.03)
+
+
+def test_work_on_several_processors_costs_what_the_clock_says(speed):
+    assert speed(reference=[1.0], submission=[(4.0, 1.0)]).evidence["ratio"] == 1.0
+
+
+def test_hidden_processor_time_buys_a_bounded_part(speed):
+    hidden = speed(reference=[1.0], submission=[(0.01, 5.0)])
+    assert hidden.evidence["ratio"] == pytest.approx(1 / (5.0 * measure.LEAST_SHARE))
+
+
+def test_slow_first_calls_gain_nothing(speed):
+    even = speed(reference=[1.0], submission=[4.0])
+    dawdling = speed(reference=[1.0], submission=[4.0, 9.0, 4.0, 4.0, 4.0])
+    assert dawdling.evidence["ratio"] == even.evidence["ratio"]
+
+
+@pytest.mark.parametrize("skipped", [1, 5, 20])
+def test_skipped_work_is_found_in_the_calls_that_decide(speed, skipped):
+    calls = [1.0] * 3 + [-0.1] * skipped + [1.0] * 40
+    with pytest.raises(Violation, match="a wrong answer was timed"):
+        speed(reference=[1.0], submission=calls)
+
+
+def test_rounds_that_do_not_agree_are_followed_by_others(speed):
+    assert speed(reference=[1.0], submission=[1.0]).evidence["rounds"] == 6
+    noisy = speed(reference=[1.0], submission=[1.0 + 0.31 * n for n in range(97)])
+    assert noisy.evidence["rounds"] == 6 * measure.MOST_ROUNDS
+
+
+def test_answer_that_scores_nothing_by_far_is_timed_briefly(speed):
+    slow = speed(reference=[1.0], submission=[100.0])
+    assert (slow.score, slow.evidence["rounds"]) == (0.0, measure.LEAST_ROUNDS)
+    assert speed(reference=[1.0], submission=[15.0]).evidence["rounds"] == 6
 
 
 def test_ratio_within_the_noise_of_the_reference_is_that_of_the_reference(speed):
-    equal = speed(reference=[1.0, 1.05], submission=[1.0, 1.05])
-    slower = speed(reference=[1.0, 1.05, 1.09], submission=[1.02, 1.05])
-    assert slower.evidence["ratio"] < 0.985
+    equal = speed(reference=[1.0], submission=[1.0])
+    by_turns = [1.06] + 4 * [1.0] + 3 * [1.06]  # the first is the warm-up
+    slower = speed(reference=by_turns, submission=[1.05])
+    assert slower.evidence["noise"] == pytest.approx(0.06)
+    assert slower.evidence["ratio"] < 0.96
     assert slower.score == equal.score
 
 
 def test_noise_of_the_submission_is_no_excuse(speed):
     slow = speed(reference=[1.0], submission=[8.0, 100.0])
-    assert slow.evidence["noise"] == measure.SETTLED_SPREAD
+    assert slow.evidence["noise"] == measure.LEAST_NOISE
     assert slow.score < 50
     assert math.isclose(slow.evidence["ratio"], 1 / 8, rel_tol=0.01)
+
+
+WORKING = """
+import os, signal, time
+import numpy as np
+
+def work(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+def sort_rows(x, *, descending=False):
+    work(0.1)
+    return x, x
+
+def sort_by(key, items):
+    time.sleep(0.1)
+    return items
+"""
+
+
+@pytest.mark.parametrize("counted_by", ["control group", "processes"])
+def test_processor_time_is_that_of_the_work(sorting, level, tmp_path, monkeypatch, counted_by):
+    """Beside another program that never rests, and without what is slept."""
+    if counted_by == "processes":
+        monkeypatch.setattr(cgroups.Group, "processor_seconds", lambda group: None)
+    (tmp_path / "solution.py").write_text(WORKING)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with Submission(tmp_path, sorting.sandbox_config(level)) as submission:
+            submission.sort_by(None, [1])
+            running = submission.session.running
+            used = [running.processor_seconds()]
+            submission.sort_rows(np.ones((1, 1)))
+            used.append(running.processor_seconds())
+            submission.sort_by(None, [1])
+            used.append(running.processor_seconds())
+    finally:
+        busy.kill()
+        busy.wait()
+    worked, slept = np.diff(used)
+    assert worked == pytest.approx(0.1, abs=0.02)
+    assert slept < 0.02
 
 
 SOURCE = """
@@ -82,8 +178,6 @@ def sort_rows(x, *, descending=False):
 
 def test_linear_memory_has_exponent_one(sorting, level, tmp_path, monkeypatch):
     """What an allocator keeps from one size must not serve the next."""
-    from trapline.arena.process.proxy import Submission
-
     (tmp_path / "solution.py").write_text(SOURCE)
 
     def memory(submission, rng, size):

@@ -19,17 +19,21 @@ from trapline.arena.judge.traps import Call, Precision
 from trapline.arena.process.proxy import Submission, TimedCall
 from trapline.arena.record import Dimension
 
-BURSTS = (1, 4)
-#: A call costs at least this share of what a call in a long burst takes on average.
-LEAST_SHARE = 0.75
-QUICK_ROUNDS = 3
-FULL_ROUNDS = 7
-#: The two fastest bursts of a kind differ by this share at most, or further rounds are run: up to
-#: so many times the planned ones.
-SETTLED_SPREAD = 0.03
-MOST_ROUNDS = 3
-#: The most that counts as noise of the machine; it is read off the reference alone.
-MOST_NOISE = 0.1
+#: Calls in a row; the racers take turns.
+BURST = 4
+QUICK_ROUNDS = 6
+FULL_ROUNDS = 14
+#: Where an answer scores nothing by far after so many rounds, no further ones are run.
+LEAST_ROUNDS = 2
+#: Rounds that do not agree are followed by others: up to so many times the planned ones.
+MOST_ROUNDS = 2
+#: The cheapest quarter of the calls decides: the dearest of it is what a call costs.
+DECIDING_SHARE = 0.25
+#: A call costs at least this share of the fastest one's time on the clock. Processor time that a
+#: submission hides, in processes that have ended, buys no more than that.
+LEAST_SHARE = 0.4
+#: Costs that differ by this share may be noise; the reference's own rounds say whether more is.
+LEAST_NOISE, MOST_NOISE = 0.03, 0.1
 #: Errors up to twice a careful implementation's score 100; a thousand times its error, 0.
 PRECISE_RATIO, USELESS_RATIO = 2.0, 1000.0
 #: Growth this much faster than allowed is worth nothing.
@@ -71,84 +75,130 @@ def speed(
     rng: np.random.Generator,
     rounds: int,
 ) -> tuple[Dimension, dict[str, Any]]:
-    """Reference time over submission time, both as the slope between short and long bursts."""
+    """What a call of the reference costs over what one of the submission does.
+
+    The cost is processor time, which other work on the machine hardly changes.
+    """
     prepare = challenge.module("cases").speed
     plan = challenge.plan.speed or SpeedPlan()
     racers = {"reference": reference, "submission": submission}
-    timings: dict[str, dict[int, list[float]]] = {name: {n: [] for n in BURSTS} for name in racers}
-    fastest: dict[tuple[str, int], Burst] = {}
-    digests: list[str] = []
+    costs = {name: Costs(rounds * MOST_ROUNDS) for name in racers}
+    ratio = math.inf
     with quiet():
         for name, racer in racers.items():
             with _blamed(name):
-                _burst(racer, prepare, rng, 1).check()
-        done = 0
-        while order := _due(timings, done, rounds):
-            done += 1
-            for index in rng.permutation(len(order)):
-                name, n = order[index]
+                _burst(racer, prepare, rng, 1)[0].check()
+        while not _settled(costs, rounds) and not _hopeless(ratio, costs, plan):
+            for index in rng.permutation(len(racers)):
+                name = list(racers)[index]
                 others = [racer for other, racer in racers.items() if other != name]
                 with paused(others), _blamed(name):
-                    burst = _burst(racers[name], prepare, rng, n)
-                timings[name][n].append(burst.seconds)
-                digests += burst.digests
-                if burst.seconds == min(timings[name][n]):
-                    fastest[name, n] = burst
-    # Only the fastest bursts decide, so only skipped work in them would pay: all of it is checked.
-    for (name, _), burst in fastest.items():
+                    costs[name].add(_burst(racers[name], prepare, rng, BURST))
+            ratio = costs["reference"].a_call() / costs["submission"].a_call()
+    # Only cheap calls decide, so only skipped work in them would pay: all of these are checked.
+    for name, kept in costs.items():
         with _blamed(name):
-            burst.check()
-    slopes = {name: _slope(bursts) for name, bursts in timings.items()}
-    ratio = slopes["reference"] / slopes["submission"]
-    noise = float(np.clip(spread({"reference": timings["reference"]}), SETTLED_SPREAD, MOST_NOISE))
+            kept.check()
+    noise = float(np.clip(costs["reference"].noise(), LEAST_NOISE, MOST_NOISE))
     # A ratio that noise explains is that of the reference with itself.
-    judged = 1.0 if abs(math.log(ratio)) <= noise else ratio
-    score = _log_score(plan.full_marks_at / judged, best=1.0, worst=10.0)
+    score = _speed_score(1.0 if abs(math.log(ratio)) <= noise else ratio, plan)
     evidence: dict[str, Any] = {
         "ratio": round(ratio, 4),
         "noise": round(noise, 4),
-        "milliseconds": _milliseconds(slopes),
-        "rounds": done,
+        "milliseconds": {name: round(kept.a_call() * 1e3, 4) for name, kept in costs.items()},
+        "rounds": len(costs["reference"].bursts),
     }
     if operations := getattr(challenge.module("cases"), "OPERATIONS", 0):
         evidence["operations"] = operations
-    raw = {"timings": timings, "digests": digests}
+    raw = {
+        "timings": {name: kept.bursts for name, kept in costs.items()},
+        "clock": {name: kept.fastest for name, kept in costs.items()},
+        "digests": [digest for kept in costs.values() for digest in kept.digests],
+    }
     reason = f"{ratio:.2f} times the speed of the reference"
     return Dimension(score=score, reason=reason, evidence=evidence), raw
 
 
-def _due(
-    timings: dict[str, dict[int, list[float]]], done: int, rounds: int
-) -> list[tuple[str, int]]:
-    """The bursts of the next round: all in a planned one, then those that have not settled."""
-    if done >= MOST_ROUNDS * rounds:
-        return []
-    return [
-        (name, n)
-        for name, bursts in timings.items()
-        for n, times in bursts.items()
-        if done < rounds or spread({name: {n: times}}) > SETTLED_SPREAD
-    ]
+def _settled(costs: dict[str, "Costs"], rounds: int) -> bool:
+    """Whether the planned rounds are done, and agree or have been repeated often enough."""
+    done = len(costs["reference"].bursts)
+    if done < rounds:
+        return False
+    agreed = all(kept.noise() <= LEAST_NOISE for kept in costs.values())
+    return agreed or done >= MOST_ROUNDS * rounds
 
 
-def spread(timings: dict[str, dict[int, list[float]]]) -> float:
-    """By which share the second fastest burst of a kind is slower than the fastest, at most."""
-    fastest = [sorted(times)[:2] for bursts in timings.values() for times in bursts.values()]
-    return max((second / first - 1.0 for first, second in fastest), default=math.inf)
+def _hopeless(ratio: float, costs: dict[str, "Costs"], plan: SpeedPlan) -> bool:
+    """Whether twice the speed would still score nothing."""
+    done = len(costs["reference"].bursts)
+    return done >= LEAST_ROUNDS and _speed_score(2.0 * ratio, plan) == 0.0
+
+
+def _speed_score(ratio: float, plan: SpeedPlan) -> float:
+    return _log_score(plan.full_marks_at / ratio, best=1.0, worst=10.0)
 
 
 @dataclass(frozen=True)
-class Burst:
-    """Some calls right after another, the answers' digests, and how long it took."""
+class TimedAnswer:
+    """One call, what it answered, and its time."""
 
-    calls: list[Call]
-    timed: list[TimedCall]
-    seconds: float
-    digests: list[str]
+    call: Call
+    timed: TimedCall
+    digest: str
+    #: Seconds of processor time of everything in the sandbox, and seconds on our clock.
+    processor: float
+    clock: float
+
+    @property
+    def cost(self) -> float:
+        """Processor time; work that several processors share costs what the clock says."""
+        return min(self.processor, self.clock)
 
     def check(self) -> None:
-        for call, timed in zip(self.calls, self.timed, strict=True):
-            call.check(timed.answer())
+        self.call.check(self.timed.answer())
+
+
+class Costs:
+    """What the calls of one racer cost. Of their answers the cheapest are kept: they decide."""
+
+    def __init__(self, most_rounds: int) -> None:
+        self.bursts: list[list[float]] = []
+        #: Seconds on the clock of the fastest call.
+        self.fastest = math.inf
+        self.digests: list[str] = []
+        self._kept = _deciding_count(most_rounds * BURST)
+        self._cheapest: list[TimedAnswer] = []
+
+    def add(self, burst: list[TimedAnswer]) -> None:
+        self.bursts.append([one.cost for one in burst])
+        self.fastest = min(self.fastest, *(one.clock for one in burst))
+        self.digests += [one.digest for one in burst]
+        cheapest = sorted([*self._cheapest, *burst], key=lambda one: one.cost)
+        self._cheapest = cheapest[: self._kept]
+
+    def a_call(self) -> float:
+        return max(_deciding_cost(self.bursts), LEAST_SHARE * self.fastest, 1e-6)
+
+    def noise(self) -> float:
+        """By which share two halves of the rounds differ: the same code against itself."""
+        halves = [_deciding_cost(self.bursts[start::2]) for start in (0, 1)]
+        return max(halves) / max(min(halves), 1e-6) - 1.0
+
+    def check(self) -> None:
+        """Of the calls that decide."""
+        limit = _deciding_cost(self.bursts)
+        for one in self._cheapest:
+            if one.cost <= limit:
+                one.check()
+
+
+def _deciding_count(calls: int) -> int:
+    return math.ceil(DECIDING_SHARE * calls)
+
+
+def _deciding_cost(bursts: list[list[float]]) -> float:
+    costs = sorted(cost for burst in bursts for cost in burst)
+    return costs[_deciding_count(len(costs)) - 1]
 
 
 def _burst(
@@ -156,26 +206,21 @@ def _burst(
     prepare: Callable[[Submission, np.random.Generator], Call],
     rng: np.random.Generator,
     n: int,
-) -> Burst:
+) -> list[TimedAnswer]:
     """n calls on fresh values; what they answered is committed before the clock stops."""
     calls = [prepare(submission, rng) for _ in range(n)]
     timed = [TimedCall(submission, call.entry, call.args, call.kwargs, call.on) for call in calls]
-    started = time.perf_counter()
-    digests = [one.run() for one in timed]
-    return Burst(calls, timed, time.perf_counter() - started, digests)
+    answers = []
+    for call, one in zip(calls, timed, strict=True):
+        used, started = _processor_seconds(submission), time.perf_counter()
+        digest = one.run()
+        clock = time.perf_counter() - started
+        answers.append(TimedAnswer(call, one, digest, _processor_seconds(submission) - used, clock))
+    return answers
 
 
-def _slope(bursts: dict[int, list[float]]) -> float:
-    """Seconds a call: the least disturbed long burst minus the least disturbed short one."""
-    short, long = BURSTS
-    difference = (min(bursts[long]) - min(bursts[short])) / (long - short)
-    # The fixed cost of a call is far below a quarter of it: a larger gap between the bursts means
-    # that the short ones were slowed down on purpose.
-    return max(difference, LEAST_SHARE * min(bursts[long]) / long, 1e-6)
-
-
-def _milliseconds(slopes: dict[str, float]) -> dict[str, float]:
-    return {name: round(seconds * 1e3, 4) for name, seconds in slopes.items()}
+def _processor_seconds(submission: Submission) -> float:
+    return submission.session.running.processor_seconds()
 
 
 @dataclass(frozen=True)
