@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+INTERPRET = Path(__file__).parent / "interpret.py"
+
 
 @pytest.fixture(scope="session")
 def run_script():
@@ -19,7 +21,8 @@ def run_script():
 
     def run(script: Path, folder: Path, **environment: str) -> None:
         ours = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environment}
-        command = [sys.executable, str(script), str(folder)]
+        runner = [str(INTERPRET)] if environment.get("TRITON_INTERPRET") == "1" else []
+        command = [sys.executable, *runner, str(script), str(folder)]
         done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
 
