@@ -128,6 +128,72 @@ def test_object_dies_with_its_process(submission):
         box.get()
 
 
+@pytest.fixture(params=["sandbox", "local"])
+def either(request, folder, sorting, submission):
+    """In a sandbox, and as our mutants run."""
+    if request.param == "sandbox":
+        yield submission
+        return
+    config = replace(sorting.sandbox_config("process"), call_seconds=0.2)
+    with LocalSubmission(folder, config) as local:
+        yield local
+
+
+def test_calls_in_one_message_answer_and_record_as_single_ones_do(either):
+    box = either.box(1)
+    asks = [(None, "count", ()), (box, "put", (np.arange(3),)), (box, "get", ())]
+    either.transcript.exchanges.clear()
+    counted, nothing, array = either.call_all(asks)
+    assert (counted, nothing, array.tolist()) == (1, None, [0, 1, 2])
+    said = either.transcript.exchanges
+    assert [(e.on, e.entry) for e in said] == [(on, entry) for on, entry, _ in asks]
+    assert [e.returned for e in said] == [True] * 3
+    assert list(either.call_all([])) == []
+
+
+def test_each_answer_of_a_message_is_as_it_was_when_given(either):
+    first, second = either.call_all([(None, "pooled", (1.0,)), (None, "pooled", (2.0,))])
+    assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
+
+
+def test_calls_of_a_message_end_with_the_first_that_raises(either):
+    either.transcript.exchanges.clear()
+    answers = either.call_all(
+        [(None, "count", ()), (None, "refuse", ("key",)), (None, "count", ())]
+    )
+    assert next(answers) == 1
+    with pytest.raises(SubmissionRaised, match="KeyError"):
+        next(answers)
+    assert [e.raised for e in either.transcript.exchanges] == ["", "KeyError"]
+    assert either.count() == 2
+
+
+def test_death_in_a_message_is_recorded_with_its_last_call(either):
+    either.config = replace(either.config, call_seconds=0.2)
+    either.transcript.exchanges.clear()
+    with pytest.raises(SubmissionDied, match="no answer within"):
+        list(either.call_all([(None, "count", ()), (None, "hang", ()), (None, "count", ())]))
+    assert [bool(e.died) for e in either.transcript.exchanges] == [False, False, True]
+
+
+@pytest.mark.parametrize("values", ["None", "[1]", "[1, 2, 3]"])
+def test_message_with_a_wrong_number_of_answers_is_a_death(
+    submission_folder, sorting, level, values
+):
+    folder = submission_folder(f"""
+        import __main__
+        honest = __main__.Worker.send
+        def send(self, header, buffers=()):
+            honest(self, {{**header, "values": {values}}} if "values" in header else header)
+        __main__.Worker.send = send
+        def one(): return 1
+    """)
+    with Submission(folder, sorting.sandbox_config(level)) as submission:
+        with pytest.raises(SubmissionDied, match="the answers did not come back"):
+            list(submission.call_all([(None, "one", ())] * 2))
+        assert submission.one() == 1
+
+
 def test_callbacks_run_on_our_side_and_are_counted(submission):
     model = Stub(predict=lambda x: x * 2)
     assert submission.ask(model, 4) == 9

@@ -8,7 +8,7 @@ import importlib.util
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.errors import SubmissionDied, SubmissionRaised
+from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.process import wire
-from trapline.arena.process.proxy import RemoteObject, Sharing, Stub, Submission
+from trapline.arena.process.proxy import Ask, RemoteObject, Sharing, Stub, Submission, lost
 from trapline.arena.process.session import SandboxConfig
 
 
@@ -45,6 +45,18 @@ class LocalSubmission(Submission):
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
         return self._copy_out(self._run(entry, self._copy_in(args), kwargs, on))
+
+    def _ask_all(self, asks: Sequence[Ask]) -> tuple[list[Callable[[], Any]], Violation | None]:
+        answers: list[Callable[[], Any]] = []
+        for on, entry, args in asks:
+            try:
+                answer = self._ask(entry, args, {}, on)
+            except SubmissionRaised as raised:
+                return answers, raised
+            except SubmissionDied as death:
+                return lost(asks), death
+            answers.append(lambda answer=answer: answer)  # type: ignore[misc]
+        return answers, None
 
     def _ask_and_look(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,6 +67,10 @@ class Sharing:
     def of(cls, places: Sequence[int]) -> "Sharing":
         """From the list of places that `wire.AnsweredMemory` gives."""
         return cls(frozenset(place for place in places if place >= 0), wire.EARLIER in places)
+
+
+#: A call without keywords: the object whose method it is, or None; the name; the arguments.
+Ask = tuple[RemoteObject | None, str, tuple[Any, ...]]
 
 
 class Submission:
@@ -134,6 +139,33 @@ class Submission:
             exchange.answer = self._ask(entry, args, kwargs, on)
         return exchange.answer
 
+    def call_all(self, asks: Sequence[Ask]) -> Iterator[Any]:
+        """The answers to several calls that travel in one message, each recorded as it is taken.
+
+        No call is made after one that raises. All together have the time of one call; if the
+        process dies, the last call is recorded as the one that it died in.
+        """
+        answers, trouble = self._ask_all(asks) if asks else ([], None)
+        return self._taken(asks, answers, trouble)
+
+    def _taken(
+        self, asks: Sequence[Ask], answers: list[Callable[[], Any]], trouble: Violation | None
+    ) -> Iterator[Any]:
+        for place, (on, entry, args) in enumerate(asks):
+            with self._recording(entry, args, {}, on) as exchange:
+                if place == len(answers):
+                    assert trouble is not None
+                    raise trouble
+                exchange.answer = answers[place]()
+            yield exchange.answer
+
+    def _ask_all(self, asks: Sequence[Ask]) -> tuple[list[Callable[[], Any]], Violation | None]:
+        """What decodes each answer, and what ended the calls if there are fewer than asked."""
+        try:
+            return _Calls(self, asks).answers()
+        except SubmissionDied as death:
+            return lost(asks), death
+
     def observe(self, entry: str, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """The answer, and the positional arguments as the submission left them.
 
@@ -154,12 +186,12 @@ class Submission:
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
-        return _Exchange(self, entry, args, kwargs, on).answer()
+        return _Call(self, entry, args, kwargs, on).answer()
 
     def _ask_and_look(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> tuple[Any, tuple[Any, ...], Sharing]:
-        return _Exchange(self, entry, args, kwargs, on, observe=True).answer_and_more()
+        return _Call(self, entry, args, kwargs, on, observe=True).answer_and_more()
 
     @contextmanager
     def _recording(
@@ -212,60 +244,37 @@ class Submission:
         self.close()
 
 
+def lost(asks: Sequence[Ask]) -> list[Callable[[], Any]]:
+    """Answers of a process that died: which of them it had given is not known."""
+    return [lambda: None] * (len(asks) - 1)
+
+
 class _Exchange:
     """One request with its callbacks: encodes what goes in, decodes what comes out."""
 
-    def __init__(
-        self,
-        submission: Submission,
-        entry: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        on: RemoteObject | None,
-        *,
-        observe: bool = False,
-    ) -> None:
+    header: Header
+
+    def __init__(self, submission: Submission) -> None:
         self.submission = submission
         self.session = submission.session
         self.stubs: list[Stub] = []
-        encoder = wire.Encoder(self._lend, keep_strides=True)
-        self.header: Header = {
-            "op": "call",
+        self._encoder = wire.Encoder(self._lend, keep_strides=True)
+
+    def encode(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> Header:
+        return {
             "entry": entry,
             "on": self._number(on) if on is not None else None,
-            "args": encoder.encode(args),
-            "kwargs": encoder.encode(kwargs),
-            "observe": observe,
+            "args": self._encoder.encode(args),
+            "kwargs": self._encoder.encode(kwargs),
         }
-        self.buffers = encoder.buffers
-
-    def answer(self) -> Any:
-        reply, body = self.ask()
-        return self.decode(body, reply.get("value"))
-
-    def answer_and_more(self) -> tuple[Any, tuple[Any, ...], Sharing]:
-        try:
-            reply, body = self.ask()
-        except SubmissionRaised as raised:
-            if raised.reply is not None:
-                raised.left = self._args(*raised.reply)
-            raise
-        args, shared = self._args(reply, body), reply.get("shared")
-        if not isinstance(shared, list) or any(type(place) is not int for place in shared):
-            raise SubmissionDied("the report on shared memory did not come back")
-        return self.decode(body, reply.get("value")), args, Sharing.of(shared)
-
-    def _args(self, reply: Header, body: np.ndarray) -> tuple[Any, ...]:
-        args = self.decode(body, reply.get("args"))
-        if not isinstance(args, tuple):
-            raise SubmissionDied("the arguments did not come back")
-        return args
 
     def ask(self) -> tuple[Header, np.ndarray]:
         seconds = self.submission.config.call_seconds
         started = time.monotonic()
         try:
-            return self.session.ask(self.header, self.buffers, seconds, self._call_back)
+            return self.session.ask(self.header, self._encoder.buffers, seconds, self._call_back)
         except SubmissionDied as death:
             self.submission.deaths += 1
             self.submission.lost_seconds += time.monotonic() - started
@@ -323,6 +332,71 @@ class _Exchange:
         raise wire.WireError("a value of unknown kind")
 
 
+class _Call(_Exchange):
+    """One call."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        entry: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on: RemoteObject | None,
+        *,
+        observe: bool = False,
+    ) -> None:
+        super().__init__(submission)
+        call = self.encode(entry, args, kwargs, on)
+        self.header = {"op": "call", **call, "observe": observe}
+
+    def answer(self) -> Any:
+        reply, body = self.ask()
+        return self.decode(body, reply.get("value"))
+
+    def answer_and_more(self) -> tuple[Any, tuple[Any, ...], Sharing]:
+        try:
+            reply, body = self.ask()
+        except SubmissionRaised as raised:
+            if raised.reply is not None:
+                raised.left = self._args(*raised.reply)
+            raise
+        args, shared = self._args(reply, body), reply.get("shared")
+        if not isinstance(shared, list) or any(type(place) is not int for place in shared):
+            raise SubmissionDied("the report on shared memory did not come back")
+        return self.decode(body, reply.get("value")), args, Sharing.of(shared)
+
+    def _args(self, reply: Header, body: np.ndarray) -> tuple[Any, ...]:
+        args = self.decode(body, reply.get("args"))
+        if not isinstance(args, tuple):
+            raise SubmissionDied("the arguments did not come back")
+        return args
+
+
+class _Calls(_Exchange):
+    """Several calls, which end at the first that raises."""
+
+    def __init__(self, submission: Submission, asks: Sequence[Ask]) -> None:
+        super().__init__(submission)
+        calls = [self.encode(entry, args, {}, on) for on, entry, args in asks]
+        self.header = {"op": "calls", "calls": calls}
+
+    def answers(self) -> tuple[list[Callable[[], Any]], Violation | None]:
+        trouble: SubmissionRaised | None = None
+        try:
+            reply, body = self.ask()
+        except SubmissionRaised as raised:
+            trouble = raised
+        if trouble is not None:
+            assert trouble.reply is not None
+            reply, body = trouble.reply
+        values, asked = reply.get("values"), len(self.header["calls"])
+        count = len(values) if isinstance(values, list) else -1
+        if not (0 <= count < asked if trouble else count == asked):
+            raise SubmissionDied("the answers did not come back")
+        assert isinstance(values, list)
+        return [partial(self.decode, body, value) for value in values], trouble
+
+
 class TimedCall:
     """A call that is encoded before the clock starts and decoded after it stops."""
 
@@ -334,7 +408,7 @@ class TimedCall:
         kwargs: dict[str, Any],
         on: RemoteObject | None,
     ) -> None:
-        self._exchange = _Exchange(submission, entry, args, kwargs, on)
+        self._exchange = _Call(submission, entry, args, kwargs, on)
         self._reply: tuple[Header, np.ndarray] | None = None
 
     def run(self) -> str:

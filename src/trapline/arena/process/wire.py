@@ -238,11 +238,14 @@ class Encoder:
         self,
         special: Callable[[Any], Header | None] | None = None,
         keep_strides: bool = False,
+        copies: bool = False,
     ) -> None:
         self.buffers: list[Any] = []
         self.offset = 0
         self.special = special
         self.keep_strides = keep_strides
+        #: Arrays may change between now and when the buffers are sent.
+        self.copies = copies
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         if depth > MAX_DEPTH:
@@ -299,7 +302,8 @@ class Encoder:
                 ctypes.memmove(raw.ctypes.data, low, high - low)
                 first = value.__array_interface__["data"][0] - low
                 return raw, first, list(value.strides)
-        plain = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
+        dtype = value.dtype.newbyteorder("<")
+        plain = np.array(value, dtype, order="C", copy=True if self.copies else None)
         return plain.reshape(-1).view(np.uint8), 0, None
 
 

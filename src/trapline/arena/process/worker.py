@@ -65,6 +65,8 @@ class Worker:
                 self.send({"op": "imported", "missing": missing})
             elif header["op"] == "call":
                 self.call(header, self.wire.Decoder(body, self.resolve))
+            elif header["op"] == "calls":
+                self.call_all(header["calls"], self.wire.Decoder(body, self.resolve))
             elif header["op"] == "drop":
                 self.objects.pop(header["object"], None)
                 self.send({"op": "dropped"})
@@ -82,9 +84,7 @@ class Worker:
         spec.loader.exec_module(self.module)
 
     def call(self, header: dict[str, Any], decoder: Any) -> None:
-        args, kwargs = decoder.decode(header["args"]), decoder.decode(header["kwargs"])
-        on = self.module if header["on"] is None else self.objects[header["on"]]
-        function = getattr(on, header["entry"])
+        on, function, args, kwargs = self.find(header, decoder)
         encoder = self.wire.Encoder(self.keep)
         try:
             value = function(*args, **kwargs)
@@ -96,6 +96,24 @@ class Worker:
             if reply["op"] == "result":
                 reply["shared"] = self.memory.shared(args, value, on)
         self.send(reply, encoder.buffers)
+
+    def call_all(self, calls: list[dict[str, Any]], decoder: Any) -> None:
+        """One call after the other, until one raises; answers as they were when given."""
+        encoder = self.wire.Encoder(self.keep, copies=True)
+        reply, values = {"op": "result"}, []
+        try:
+            for call in calls:
+                _, function, args, kwargs = self.find(call, decoder)
+                values.append(encoder.encode(function(*args, **kwargs)))
+        except BaseException as error:  # the submission may raise anything, SystemExit too
+            reply = describe(error, self.folder)
+        self.send({**reply, "values": values}, encoder.buffers)
+
+    def find(self, call: dict[str, Any], decoder: Any) -> tuple[Any, Any, Any, Any]:
+        """The object, its function, and the arguments."""
+        args, kwargs = decoder.decode(call["args"]), decoder.decode(call["kwargs"])
+        on = self.module if call["on"] is None else self.objects[call["on"]]
+        return on, getattr(on, call["entry"]), args, kwargs
 
     def callback(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]

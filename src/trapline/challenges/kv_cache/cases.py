@@ -128,6 +128,7 @@ class Twin:
         pages: int = 16,
         dtype: Any = np.float64,
     ) -> None:
+        self.submission = submission
         self.rng, self.kind, self.bits, self.dtype = rng, kind, bits, np.dtype(dtype)
         self.heads, self.group, self.width, self.page = heads, group, width, page
         self.cache = submission.make_cache(
@@ -161,9 +162,11 @@ class Twin:
 
     def append(self, seq: int, n: int, layers: Sequence[int] | None = None) -> int:
         """n new positions, in all layers unless some are named."""
-        for layer in range(self.model.num_layers) if layers is None else layers:
-            k, v = self.rows(n), self.rows(n)
-            self.put(seq, layer, k, v)
+        layers = range(self.model.num_layers) if layers is None else layers
+        given = [(seq, layer, self.rows(n), self.rows(n)) for layer in layers]
+        answers = self._ask(*(("append", one) for one in given))
+        for one, _ in zip(given, answers, strict=True):
+            self.model.append(*one)
         return seq
 
     def put(self, seq: int, layer: int, k: np.ndarray, v: np.ndarray) -> None:
@@ -172,9 +175,15 @@ class Twin:
         self.model.append(seq, layer, k, v)
 
     def fork(self, seq: int) -> int:
-        child = self._number(self.cache.fork(seq), "fork()")
-        self.model.fork(seq, child)
-        return child
+        return self.forks(seq, 1)[0]
+
+    def forks(self, seq: int, count: int) -> list[int]:
+        children = [
+            self._number(answer, "fork()") for answer in self._ask(*[("fork", (seq,))] * count)
+        ]
+        for child in children:
+            self.model.fork(seq, child)
+        return children
 
     def keep(self, seq: int, indices: Sequence[int]) -> None:
         self.cache.keep(seq, list(indices))
@@ -184,22 +193,36 @@ class Twin:
         self.cache.truncate(seq, n)
         self.model.truncate(seq, n)
 
-    def free(self, seq: int) -> None:
-        self.cache.free(seq)
-        self.model.free(seq)
+    def free(self, *seqs: int) -> None:
+        for seq, _ in zip(seqs, self._ask(*(("free", (seq,)) for seq in seqs)), strict=True):
+            self.model.free(seq)
 
     def check(self, *, attend: bool = False) -> None:
         """All sequences: length, what is stored and, if asked for, what attention reads."""
-        for seq in self.model.rows:
-            length = self.cache.length(seq)
-            expect.that(is_int(length), f"length() answered a {type(length).__name__}, not an int")
-            expect.equal(int(length), self.model.length(seq), f"length({seq}) of {self.kind}")
-            for layer in range(self.model.num_layers):
-                k, v = self.stored(seq, layer)
-                if attend and len(k):
-                    q = self.queries(min(len(k), int(self.rng.integers(1, 4))))
-                    what = f"attend({seq}, {layer}) of {self.kind}"
-                    check_attention(self.cache.attend(seq, layer, q), q, k, v, what)
+        reads: list[tuple[str, tuple[Any, ...]]] = []
+        for seq, layers in self.model.rows.items():
+            reads.append(("length", (seq,)))
+            for layer, rows in enumerate(layers):
+                reads.append(("view", (seq, layer)))
+                if attend and rows:
+                    q = self.queries(min(len(rows), int(self.rng.integers(1, 4))))
+                    reads.append(("attend", (seq, layer, q)))
+        for (method, args), answer in zip(reads, self._ask(*reads), strict=True):
+            if method == "length":
+                self._check_length(args[0], answer)
+            elif method == "view":
+                k, v = self._check_view(args[0], args[1], answer)
+            else:
+                seq, layer, q = args
+                check_attention(answer, q, k, v, f"attend({seq}, {layer}) of {self.kind}")
+
+    def _ask(self, *calls: tuple[str, tuple[Any, ...]]) -> Iterator[Any]:
+        """Several calls of the cache in one message."""
+        return self.submission.call_all([(self.cache, name, args) for name, args in calls])
+
+    def _check_length(self, seq: int, length: Any) -> None:
+        expect.that(is_int(length), f"length() answered a {type(length).__name__}, not an int")
+        expect.equal(int(length), self.model.length(seq), f"length({seq}) of {self.kind}")
 
     def refuses(self, kinds: Any, method: str, *args: Any) -> None:
         """The call raises, and leaves everything as it was."""
@@ -215,8 +238,10 @@ class Twin:
 
     def stored(self, seq: int, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """What view() returns, after a check against what was appended."""
+        return self._check_view(seq, layer, self.cache.view(seq, layer))
+
+    def _check_view(self, seq: int, layer: int, answer: Any) -> tuple[np.ndarray, np.ndarray]:
         rows = self.model.rows[seq][layer]
-        answer = self.cache.view(seq, layer)
         expect.that(
             isinstance(answer, tuple | list) and len(answer) == 2,
             "view() answers a pair, keys and values",

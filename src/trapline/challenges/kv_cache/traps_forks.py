@@ -380,9 +380,8 @@ def fork_between_layers(submission: Submission, rng: Rng) -> None:
 def references_in_one_byte(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "paged", None, layers=1)
     seq = twin.add(2)
-    children = [twin.fork(seq) for _ in range(255)]
+    children = twin.forks(seq, 255)
     twin.append(children[0], 1)
     twin.append(seq, 1)
-    for child in children[1:]:
-        twin.free(child)
+    twin.free(*children[1:])
     twin.check()
