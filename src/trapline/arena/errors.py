@@ -51,3 +51,7 @@ class SubmissionRaised(Violation):
 
 class SubmissionDied(Violation):
     """The submission's process ended, hung, or broke the protocol in the middle of a call."""
+
+
+class SubmissionHung(SubmissionDied):
+    """The submission's process used up the time of a call."""

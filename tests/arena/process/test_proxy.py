@@ -1,11 +1,12 @@
 """The submission as checks see it: calls, objects, callbacks, views, and every way to fail."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.errors import SubmissionDied, SubmissionHung, SubmissionRaised, Violation
 from trapline.arena.judge import expect
 from trapline.arena.process import session
 from trapline.arena.process.local import LocalSubmission
@@ -39,6 +40,9 @@ SOURCE = """
     def refuse(kind): raise {"value": ValueError, "key": KeyError, "exit": SystemExit}[kind]("no")
     def crash(): os._exit(3)
     def hang(): time.sleep(100)
+    def nap(seconds): time.sleep(seconds); return "awake"
+    def spin():
+        while True: pass
     def shout():
         for _ in range(20000): print("x" * 1000)
         return "done"
@@ -174,6 +178,21 @@ def test_death_in_a_message_is_recorded_with_its_last_call(either):
     with pytest.raises(SubmissionDied, match="no answer within"):
         list(either.call_all([(None, "count", ()), (None, "hang", ()), (None, "count", ())]))
     assert [bool(e.died) for e in either.transcript.exchanges] == [False, False, True]
+
+
+def test_endless_loop_is_known_by_its_processor_time(submission):
+    submission.config = replace(submission.config, call_seconds=60, processor_share=0.005)
+    started = time.monotonic()
+    with pytest.raises(SubmissionHung, match="no answer within 60 s"):
+        submission.spin()
+    assert time.monotonic() - started < 30
+    assert submission.lost_seconds == 60
+
+
+def test_call_that_waits_uses_no_processor_time(submission):
+    submission.config = replace(submission.config, call_seconds=60, processor_share=0.005)
+    assert submission.ask(Stub(predict=lambda x: time.sleep(0.6) or x), 3) == 4
+    assert submission.nap(0.6) == "awake"
 
 
 @pytest.mark.parametrize("values", ["None", "[1]", "[1, 2, 3]"])

@@ -7,8 +7,9 @@ checks, and where it gives the same wrong answers the cause is confirmed. What a
 explains is set aside, and the search goes on with the rest.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -49,7 +50,7 @@ LEAST_CONTAINED = 0.6
 MOST_SIDE = 0.34
 LEAST_WHOLE = 0.7
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
-QUICK_RUNS = 200
+QUICK_RUNS = 120
 #: Findings without a name in one cell; the last of them stands for all further ones.
 MOST_UNNAMED = 2
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
@@ -133,6 +134,10 @@ class Diagnoser:
     def _is_spent(self) -> bool:
         return self.host.runs >= self.most_runs
 
+    def _affordable(self, forms: Iterable[str]) -> Iterator[str]:
+        """The first of these bugs, as many as there are runs for."""
+        return itertools.takewhile(lambda form: not self._is_spent(), forms)
+
     # -- choosing a cause -------------------------------------------------------------------------
 
     def _next_cause(self) -> str | None:
@@ -158,7 +163,7 @@ class Diagnoser:
         for batch in batches:
             candidates = [
                 form
-                for form in batch
+                for form in self._affordable(batch)
                 if self._precision(form) >= 0.5 and self._confirms(form, self.forms[form])
             ]
             if candidates:
@@ -179,7 +184,7 @@ class Diagnoser:
         """With two bugs at once: one whose wrong elements are all there, among others."""
         candidates = [
             form
-            for form in self._by_fit()[:MOST_CANDIDATES]
+            for form in self._affordable(self._by_fit()[:MOST_CANDIDATES])
             if self._precision(form) == 1.0
             and self._comparison(form, self.forms[form]).contains_mutant
             and self._adds(form, self.forms[form])
@@ -366,9 +371,11 @@ class Diagnoser:
         self.causes[cause] = explained
         by_chance = self.traps[own].keeps_state
         for check in sorted(self.rest if by_chance else self.rest & self._fails(cause)):
-            if not self._has_own_cause(cause, check):
+            if self._is_spent() or not self._has_own_cause(cause, check):
                 explained.add(check)
-        if cause in self.confirmed:  # the dictionary's seeds may have missed some
+        if (
+            cause in self.confirmed and not self._is_spent()
+        ):  # the dictionary's seeds may have missed some
             others = sorted(self.rest - explained - self._too_slow)[:MOST_CHECKS]
             explained |= {
                 check

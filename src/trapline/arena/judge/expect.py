@@ -15,10 +15,13 @@ def that(condition: bool, message: str) -> None:
 
 def array(got: Any, *, shape: tuple[int, ...], dtype: Any, what: str = "the answer") -> np.ndarray:
     """`got` is an array of exactly this shape and dtype."""
-    that(isinstance(got, np.ndarray), f"{what} is a {type(got).__name__}, not an array")
-    that(got.shape == tuple(shape), f"{what} has shape {got.shape}, expected {tuple(shape)}")
-    that(got.dtype == np.dtype(dtype), f"{what} has dtype {got.dtype}, expected {np.dtype(dtype)}")
-    return np.asarray(got)
+    if not isinstance(got, np.ndarray):
+        raise Violation(f"{what} is a {type(got).__name__}, not an array")
+    if got.shape != tuple(shape):
+        raise Violation(f"{what} has shape {got.shape}, expected {tuple(shape)}")
+    if got.dtype != np.dtype(dtype):
+        raise Violation(f"{what} has dtype {got.dtype}, expected {np.dtype(dtype)}")
+    return got
 
 
 def equal(got: Any, want: Any, what: str = "the answer") -> None:

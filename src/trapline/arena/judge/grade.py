@@ -38,6 +38,8 @@ from trapline.arena.process.transcript import Transcript
 from trapline.arena.profile import ADAPTER, CUDA_ADAPTER, FIGURES
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, FlawOutcome, State
 
+#: A quick grade ends a call after this share of its time limit in processor time.
+QUICK_PROCESSOR_SHARE = 0.1
 #: How the runner calls what nvcc refuses.
 COMPILE_ERROR = "CompileError"
 OnStep = Callable[[str], None]
@@ -169,6 +171,8 @@ def _ask(
 def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> SandboxConfig:
     """The sandbox of an answer; to a profile's prompt it speaks through its adapter."""
     config = challenge.sandbox_config(request.level)
+    if request.checks_only:
+        config = replace(config, processor_share=QUICK_PROCESSOR_SHARE)
     adapter = CUDA_ADAPTER if challenge.track == "gpu" else ADAPTER
     if challenge.profile is None or challenge.flaw or adapter not in intake.files:
         return config

@@ -12,7 +12,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.errors import (
+    ArenaError,
+    SubmissionDied,
+    SubmissionHung,
+    SubmissionRaised,
+    Violation,
+)
 from trapline.arena.process import wire
 from trapline.arena.process.ahead import SessionsAhead
 from trapline.arena.process.session import ForgeryError, Header, SandboxConfig, Session, printable
@@ -277,7 +283,9 @@ class _Exchange:
             return self.session.ask(self.header, self._encoder.buffers, seconds, self._call_back)
         except SubmissionDied as death:
             self.submission.deaths += 1
-            self.submission.lost_seconds += time.monotonic() - started
+            # A hang counts as the whole limit, however early it was known.
+            hung = isinstance(death, SubmissionHung)
+            self.submission.lost_seconds += seconds if hung else time.monotonic() - started
             self.submission._note(death)
             raise
 

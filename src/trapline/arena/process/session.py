@@ -1,6 +1,7 @@
 """One conversation with one worker process: start it, ask, answer its callbacks, end it."""
 
 import secrets
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised
+from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionHung, SubmissionRaised
 from trapline.arena.process import wire
 from trapline.arena.process.sandbox import Launch, RunningSandbox, SandboxLimits, launch
 from trapline.arena.record import Level
@@ -21,6 +22,8 @@ HANDSHAKE_SECONDS = 60.0
 IMPORT_SECONDS = 60.0
 #: A check keeps what it is called back with, so that must not grow for ever.
 MAX_CALLED_BACK = 256 << 20
+#: How often the processor time of a call that takes long is looked at.
+_LOOK_SECONDS = 0.2
 #: Compilers of GPU code keep their results there.
 _GPU_SCRATCH_MB = 1024
 Header = dict[str, Any]
@@ -41,6 +44,9 @@ class SandboxConfig:
     scope: Scope = WHOLE
     #: The device of the GPU track: `cuda`, or `cpu` for its stand-in; empty on the CPU track.
     device: str = ""
+    #: Of a time limit, the share that may be processor time: an endless loop is then known early
+    #: and on a busy machine as on an idle one. 1: only the clock counts.
+    processor_share: float = 1.0
 
 
 class ForgeryError(SubmissionDied):
@@ -100,6 +106,7 @@ class Session:
             self._refuse_unasked()
             self._say(header, buffers, deadline)
             while True:
+                self._await_frame(seconds, deadline)
                 reply, body = self._hear(deadline)
                 if reply["op"] != "callback":
                     break
@@ -112,7 +119,7 @@ class Session:
                 self._say(answer, answer_buffers, deadline)
         except wire.DeadlineError:
             self.close()
-            raise SubmissionDied(f"no answer within {seconds:g} s") from None
+            raise SubmissionHung(f"no answer within {seconds:g} s") from None
         except wire.WireError as error:
             reason = self._why(str(error))
             self.close()
@@ -130,6 +137,21 @@ class Session:
     def _say(self, header: Header, buffers: Any, deadline: float) -> None:
         self._nonce = secrets.token_hex(8)
         self._channel.send({**header, "nonce": self._nonce}, buffers, deadline)
+
+    def _await_frame(self, seconds: float, deadline: float) -> None:
+        """Gives up early on processes that have used their share of `seconds`."""
+        most = seconds * self.config.processor_share
+        if most >= seconds or self._channel.early:
+            return
+        channel = select.poll()
+        channel.register(self._channel.sock, select.POLLIN)
+        if channel.poll(1000 * most):
+            return
+        before = self.running.processor_seconds()
+        while not channel.poll(1000 * min(_LOOK_SECONDS, most)):
+            used = self.running.processor_seconds() - before
+            if used >= most or time.monotonic() >= deadline:
+                raise wire.DeadlineError("no answer in time")
 
     def _hear(self, deadline: float) -> tuple[Header, np.ndarray]:
         header, body = self._channel.receive(deadline)
