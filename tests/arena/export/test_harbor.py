@@ -13,7 +13,8 @@ import pytest
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.export import harbor
-from trapline.arena.export.harbor import core_requirements, write_tasks
+from trapline.arena.export.harbor import write_tasks
+from trapline.arena.export.own_package import core_requirements
 from trapline.arena.export.verifier import rewards
 from trapline.arena.judge.contamination import hidden, leaks_in
 from trapline.arena.record import Cell, CheckResult, Dimension

@@ -9,12 +9,13 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import trapline
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import UsageError
+from trapline.arena.export.own_package import core_requirements, metadata_text, own_version
 from trapline.arena.judge.contamination import canary
 from trapline.arena.solving.deploy import copy_workspace
 
@@ -128,7 +129,7 @@ def write_tasks(
     written = [_write_task(challenge, folder, images) for folder, challenge in folders.items()]
     if images is not None:
         ids = " ".join(challenge.id for challenge in folders.values())
-        text = _BUILD_SCRIPT.format(images=images, ids=ids, version=version("trapline"))
+        text = _BUILD_SCRIPT.format(images=images, ids=ids, version=own_version())
         _write_script(out / "build-images.sh", text)
     return written
 
@@ -139,7 +140,7 @@ def _write_task(challenge: Challenge, folder: Path, images: str | None) -> Path:
     task = _TASK.format(**facts)
     if images is not None:
         name = f"{images}/trapline-{challenge.id}"
-        tag = version("trapline")
+        tag = own_version()
         task += _IMAGES.format(
             **facts, agent_image=f"{name}-agent:{tag}", verifier_image=f"{name}-verifier:{tag}"
         )
@@ -164,7 +165,7 @@ def _facts(challenge: Challenge) -> dict[str, object]:
         "summary": json.dumps(plan.summary),
         "difficulty": json.dumps(plan.difficulty),
         "digest": challenge.digest,
-        "version": json.dumps(version("trapline")),
+        "version": json.dumps(own_version()),
         "agent_seconds": AGENT_SECONDS,
         "verifier_seconds": VERIFIER_SECONDS,
         "memory_mb": 2 * plan.limits.memory_mb + 2048,
@@ -194,18 +195,12 @@ def _copy_package(folder: Path) -> None:
     """This very package with its metadata, as a folder for PYTHONPATH: no download when judging."""
     source = Path(trapline.__file__).parent
     shutil.copytree(source, folder / source.name, ignore=_no_leftovers)
-    metadata = folder / f"trapline-{version('trapline')}.dist-info" / "METADATA"
+    metadata = folder / f"trapline-{own_version()}.dist-info" / "METADATA"
     metadata.parent.mkdir()
-    metadata.write_text(distribution("trapline").read_text("METADATA") or "", encoding="utf-8")
+    metadata.write_text(metadata_text(), encoding="utf-8")
 
 
 _no_leftovers = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
-
-
-def core_requirements() -> list[str]:
-    """The packages that grading needs, without those of any extra."""
-    plain = [line for line in requires("trapline") or [] if "extra ==" not in line]
-    return [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in plain]
 
 
 def _pinned(names: Iterable[str]) -> list[str]:

@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 
 import trapline
 from trapline.arena.errors import UsageError
+from trapline.arena.export.own_package import own_version
 
 _PACKAGE = "trapline.gold"
 _GOLD = Path(trapline.__file__).parent / "gold"
@@ -140,7 +140,7 @@ def _write_repository(folder: Path, name: str) -> Path:
     facts = {
         "name": folder.name,
         "title": family.title,
-        "version": version("trapline"),
+        "version": own_version(),
         "api": API_VERSION,
         "example": family.example,
     }

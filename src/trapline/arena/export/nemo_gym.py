@@ -3,13 +3,13 @@
 import json
 import shutil
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import UsageError
 from trapline.arena.export.environment import task_row
 from trapline.arena.export.noise import noise_list
+from trapline.arena.export.own_package import own_version
 
 _APP = Path(__file__).with_name("templates") / "nemo_gym_app.py"
 SERVER = "trapline"
@@ -63,7 +63,7 @@ def write_nemo_gym(challenges: Sequence[Challenge], out: Path) -> list[Path]:
     (folder / "configs" / "trapline.yaml").write_text(_CONFIG, encoding="utf-8")
     rows = "".join(json.dumps(_row(one)) + "\n" for one in challenges)
     (folder / "data" / "example.jsonl").write_text(rows, encoding="utf-8")
-    requirements = f"-e nemo-gym[dev] @ ../../\ntrapline>={version('trapline')}\n"
+    requirements = f"-e nemo-gym[dev] @ ../../\ntrapline>={own_version()}\n"
     (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
     (folder / "README.md").write_text(
         _README.format(noise=noise_list(challenges)), encoding="utf-8"

@@ -3,13 +3,13 @@
 import json
 import shutil
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import UsageError
 from trapline.arena.export.environment import task_row
 from trapline.arena.export.noise import noise_list
+from trapline.arena.export.own_package import own_version
 
 _TEMPLATES = Path(__file__).with_name("templates")
 ENVIRONMENT = "trapline_env"
@@ -101,7 +101,7 @@ def write_openenv(challenges: Sequence[Challenge], out: Path) -> list[Path]:
     (folder / "server").mkdir(parents=True)
     for name, template in _FILES.items():
         shutil.copy(_TEMPLATES / template, folder / name)
-    facts = {"version": version("trapline")}
+    facts = {"version": own_version()}
     rows = [task_row(one.id).model_dump(mode="json") for one in challenges]
     texts = {
         "__init__.py": _INIT,

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import UsageError
 from trapline.arena.export.environment import TaskRow, task_row
 from trapline.arena.export.noise import reward_noise
+from trapline.arena.export.own_package import own_version
 
 _TASKSET = Path(__file__).with_name("templates") / "verifiers_taskset.py"
 ALL = "trapline_all"
@@ -96,7 +96,7 @@ def _write_package(folder: Path, challenges: list[Challenge], rows: list[TaskRow
     facts = {
         "package": package,
         "name": package.replace("_", "-"),
-        "version": version("trapline"),
+        "version": own_version(),
     }
     inside = folder / package
     inside.mkdir(parents=True)
