@@ -67,6 +67,17 @@ def test_rounds_show_what_the_compiler_says(provider, endpoint, assignment, leve
     assert (entry.track, entry.model) == ("gpu", "m")
 
 
+def test_a_reply_in_the_other_language_replaces_the_first(
+    provider, endpoint, assignment, level, monkeypatch
+):
+    said = ["Your answer cannot be loaded", ""]
+    monkeypatch.setattr(solvers, "compile_feedback", lambda *_: said.pop(0))
+    provider.replies = ["```python solution.py\nbroken\n```", "```cuda solution.cu\nright\n```"]
+    list(solve_all([assignment], EndpointSolver(endpoint, level, rounds=3), 1))
+    assert (assignment.workspace / "solution.cu").read_text() == "right\n"
+    assert not (assignment.workspace / "solution.py").exists()
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [

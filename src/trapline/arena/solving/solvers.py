@@ -1,6 +1,7 @@
 """The two ways to fill a workspace: ask an endpoint, or start an agent."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,9 @@ class EndpointSolver:
         """Status, its reason, and the message for the model's next round."""
         last = number + 1 == self.rounds
         try:
-            write_files(assignment.workspace, parse_files(reply.text, _accepted(assignment)))
+            files = parse_files(reply.text, _accepted(assignment))
+            _remove_other_language(assignment, files)
+            write_files(assignment.workspace, files)
         except AnswerError as error:
             starter = read_starter(assignment.challenge).get("solution.py", "")
             answered = _solution(assignment) != starter.encode()
@@ -221,6 +224,15 @@ def _log(assignment: Assignment, agent: transcript.Agent) -> Transcript:
 def _accepted(assignment: Assignment) -> tuple[str, ...]:
     """The files one of which an answer to the assigned prompt must have."""
     return entry_files(FLAWED if assignment.challenge.flaw else "", assignment.challenge.track)
+
+
+def _remove_other_language(assignment: Assignment, files: Mapping[str, str]) -> None:
+    """A reply that turns to the other language replaces the file of an earlier round, which would
+    be graded in its place."""
+    sent = [name for name in _accepted(assignment) if name in files]
+    if not any((assignment.workspace / name).exists() for name in sent):
+        for name in set(_accepted(assignment)) - set(sent):
+            (assignment.workspace / name).unlink(missing_ok=True)
 
 
 def _solution(assignment: Assignment) -> bytes:
