@@ -1,6 +1,7 @@
 """The rig with host memory in place of a GPU: buffers, poison, borders, bursts."""
 
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -82,6 +83,11 @@ def wrong(answer_of):
 
 def ones(what):
     return np.full((2, 4), what, np.float32)
+
+
+def test_the_judge_survives_an_interrupt_of_its_group(rig):
+    os.kill(rig.judge._process.pid, signal.SIGINT)
+    assert rig.judge.ask("free_bytes") > 0
 
 
 def test_an_answer_reads_inputs_and_writes_outputs(right):

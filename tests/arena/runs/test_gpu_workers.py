@@ -58,6 +58,9 @@ def test_a_worker_that_ends_is_our_failure_and_another_takes_over(workers, monke
     monkeypatch.setattr(gpu_workers, "grade", lambda request, challenge: (request, challenge))
     cell = workers.grade(SimpleNamespace(), "challenge", print)
     assert cell == ({"trouble": "ended"}, "challenge")
+    monkeypatch.setattr(workers, "_closed", True)
+    with pytest.raises(LostError):  # interrupted: the cell is no failure, it stays to be graded
+        workers.grade(SimpleNamespace(), "challenge", print)
 
 
 def test_closing_ends_workers_in_the_middle_of_a_request():

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import pickle
+import signal
 import socket
 import struct
 import subprocess
@@ -227,6 +228,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
 
 def main() -> None:
     """`judge DEVICE FD STAGING`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller is interrupted, and closes it
     with socket.socket(fileno=int(sys.argv[2])) as sock:
         serve(sock, sys.argv[1], Staging(int(sys.argv[3])))
 

@@ -43,11 +43,14 @@ class GpuWorkers(LocalExecutor):
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._lock = threading.Lock()
+        self._closed = False
 
     def grade(self, request: GradeRequest, challenge: Challenge, on_step: OnStep) -> Bundle:
         try:
             return self._ask(grade_here, (request,), on_step)
         except LostError as lost:
+            if self._closed:  # interrupted: the cell stays to be graded
+                raise
             return grade(replace(request, trouble=str(lost)), challenge)
 
     def run(self, function: Callable[..., Result], *args: Any) -> Result:
@@ -70,6 +73,7 @@ class GpuWorkers(LocalExecutor):
         with self._lock:
             workers = [*self._idle, *self._busy]
             self._idle.clear()
+            self._closed = True
         for worker in workers:
             worker.close()
 
