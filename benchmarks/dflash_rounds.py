@@ -109,7 +109,7 @@ def parts(one, prompts, times) -> dict[str, float]:
 @torch.no_grad()
 def replayed(work: Callable[[], object], times: int) -> float:
     """Microseconds of a graph's replay with its launch, best of four bursts."""
-    graph = captured(work, ())
+    graph = captured(work, (), torch.device("cuda", torch.cuda.current_device()))
     found = []
     for _ in range(4):
         torch.cuda.synchronize()

@@ -238,3 +238,14 @@ def test_hidden_tiles_are_not_visited():
     free = dense_problem(x, x, x)
     assert sum(len(tile) for tile in reference.key_tiles(free, range(4), 10, 6)) == 10
     assert reference.hidden(free, range(4), range(4), 0) is None
+
+
+def test_16_bit_sequences_widened_one_at_a_time_agree_with_all_at_once(monkeypatch, path):
+    q = torch.randn(3, 4, 5, 8).bfloat16()
+    k, v = torch.randn(2, 3, 2, 5, 8).bfloat16()
+    problem = dense_problem(q, k, v, causal=True, scale=0.3)
+    whole = reference.forward(problem)
+    monkeypatch.setattr(reference, "_WIDENED", 1)
+    for one, other in zip(reference.forward(problem), whole, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()

@@ -58,6 +58,14 @@ def flash_attention(
     the result is (B,T,H,D), as in flash-attn. `impl` names the implementation, see
     `trapline.gold.impl`; "triton" and "hopper" are the two tiers of "kernels".
     """
+    if impl is None and layout == "bhtd" and window is None and softcap == 0.0 and scale is None:
+        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        if type(q) is type(k) is type(v) is tensor and q.is_cpu:
+            from trapline.gold.attention.dense.registry import attention_by_torch
+
+            out = attention_by_torch(q, k, v, causal)
+            if out is not None:
+                return out
     rules = causal, window, softcap, scale, deterministic
     return _attended(q, k, v, rules, layout, impl, with_lse=False).out
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trapline.gold.norms import TORCH_MOST, TORCH_MOST_RECORDED
+
 #: Elements per thread of a block of rows: its temporaries stay in a core's cache.
 _BLOCK = 1 << 17
-#: Elements per thread up to which torch's RMS norm is faster, without and with gradients.
-_MOST, _MOST_RECORDED = 1 << 17, 1 << 16
 
 
 def forward(
@@ -32,7 +32,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = x if residual is None else x + residual
     if centred:
-        y, mean, rstd = _layer_norm(total, w, b, eps)
+        y, mean, rstd = torch_layer_norm(total, w, b, eps)
     else:
         y, rstd = _rms_norm(total, w, b, eps)
         mean = x.new_empty(0, dtype=rstd.dtype)
@@ -53,8 +53,8 @@ def torch_norm(
         return None
     if centred:
         total = x if residual is None else x + residual
-        return _layer_norm(total, w, b, eps)[0], total
-    most = _MOST_RECORDED if is_recorded else _MOST
+        return torch_layer_norm(total, w, b, eps)[0], total
+    most = TORCH_MOST_RECORDED if is_recorded else TORCH_MOST
     fits = b is None and (w is None or w.dtype == x.dtype)
     if not fits or not 0 < x.numel() <= most * torch.get_num_threads():
         return None
@@ -82,10 +82,10 @@ def backward(
     return dx.to(x.dtype), dw, db
 
 
-def _layer_norm(
+def torch_layer_norm(
     x: Tensor, w: Tensor | None, b: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, mean, rstd."""
+    """y, mean, rstd. Statistics of 16-bit rows are float32, as torch's own are not."""
     rows = _rows_for_torch(x)
     y, mean, rstd = torch.native_layer_norm(
         rows, x.shape[-1:], _weight_for_torch(x, w), None if b is None else _wide(b), eps
@@ -104,7 +104,7 @@ def _layer_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dw, db. dx is wide where torch computes it so."""
     if mean is None or rstd is None:
-        _, mean, rstd = _layer_norm(x, w, None, eps)
+        _, mean, rstd = torch_layer_norm(x, w, None, eps)
     bias = x.new_empty(x.shape[-1], dtype=_wide_dtype(x)) if biased else None  # only its shape
     dx, dw, db = torch.ops.aten.native_layer_norm_backward(
         *(_rows_for_torch(dy), _rows_for_torch(x), x.shape[-1:], mean, rstd),

@@ -19,6 +19,8 @@ _CPU_FORWARD: Any = torch._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 #: Large enough to hide torch's cost per call, small enough for a core's cache.
 TILE = 256
+#: Elements of 16-bit queries per thread that are widened at a time: the copies stay in its cache.
+_WIDENED = 1 << 17
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -26,7 +28,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if problem.packed:
         return _packed_forward(problem)
     if cpu_kernel_supports(problem) is None:
-        return cpu_kernel_forward(problem)
+        return cpu_kernel_forward(*problem[:3], _is_causal(problem), problem.scale)
     q, k, v = problem.q, problem.k, problem.v
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     grouped = q.reshape(B, G, heads_per_kv_head(H, G), T, D)
@@ -222,13 +224,27 @@ def torch_differentiates(problem: Problem) -> bool:
     return dtype == compute_dtype(dtype) and cpu_kernel_supports(problem) is None
 
 
-def cpu_kernel_forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """out and lse, laid out with tokens before heads as torch leaves them.
+def cpu_kernel_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """out, laid out like q, and lse with tokens before heads, as torch leaves them.
 
-    A 16-bit softmax would round its weights, so it is widened.
+    A 16-bit softmax would round its weights, so it is widened, a few sequences at a time.
     """
-    out, lse = _CPU_FORWARD(*_operands(problem), 0.0, _is_causal(problem), scale=problem.scale)
-    return _plain(out, problem.q.dtype), lse
+    dtype = compute_dtype(q.dtype)
+    B, H, T, D = q.shape
+    step = B if q.dtype == dtype else max(_WIDENED * torch.get_num_threads() // (H * T * D), 1)
+    if step >= B:
+        operands = _plain(q, dtype), _plain(k, dtype), _plain(v, dtype)
+        out, lse = _CPU_FORWARD(*operands, 0.0, causal, scale=scale)
+        return _plain(out, q.dtype), lse
+    out = torch.empty_like(q)
+    lse = q.new_empty((B, T, H), dtype=dtype).transpose(1, 2)
+    for start in range(0, B, step):
+        here = slice(start, start + step)
+        operands = _plain(q[here], dtype), _plain(k[here], dtype), _plain(v[here], dtype)
+        out[here], lse[here] = _CPU_FORWARD(*operands, 0.0, causal, scale=scale)
+    return out, lse
 
 
 def cpu_kernel_backward(
@@ -236,9 +252,8 @@ def cpu_kernel_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of out alone, bitwise repeatable: every head has one owner."""
     dtype = compute_dtype(problem.q.dtype)
-    q, k, v = _operands(problem)
-    given = _plain(dout, dtype), q, k, v, _plain(out, dtype), lse
-    grads = _CPU_BACKWARD(*given, 0.0, _is_causal(problem), scale=problem.scale)
+    given = [_plain(x, dtype) for x in (dout, problem.q, problem.k, problem.v, out)]
+    grads = _CPU_BACKWARD(*given, lse, 0.0, _is_causal(problem), scale=problem.scale)
     dq, dk, dv = (x.to(problem.q.dtype) for x in grads)
     return dq, dk, dv
 
@@ -246,11 +261,6 @@ def cpu_kernel_backward(
 def _is_causal(problem: Problem) -> bool:
     """The last query sees every key, so one query alone needs no mask."""
     return problem.causal and problem.q.shape[2] > 1
-
-
-def _operands(problem: Problem) -> list[Tensor]:
-    dtype = compute_dtype(problem.q.dtype)
-    return [_plain(x, dtype) for x in (problem.q, problem.k, problem.v)]
 
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
