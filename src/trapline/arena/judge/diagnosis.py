@@ -298,12 +298,25 @@ class Diagnoser:
         return self._same_answers(form, check) or self._together([*self.causes, form], check)
 
     def _together(self, forms: Sequence[str], check: str) -> bool:
-        """A mutant with all these bugs answers as the submission does; not for slow checks."""
-        if len(forms) < 2 or check in self.challenge.slow:
+        """A mutant with all these bugs answers as the submission does; not for slow checks.
+
+        Only those that may show in the check are planted: the same few serve many causes.
+        """
+        showing = [form for form in forms if self._may_show(form, check)]
+        if len(showing) < 2 or check in self.challenge.slow:
             return False
-        if not self.host.can_plant(subject := BOTH.join(forms)):
+        if not self.host.can_plant(BOTH.join(forms)):
             return False
-        return self._same_answers(subject, check)
+        return self._same_answers(BOTH.join(showing), check)
+
+    def _may_show(self, form: str, check: str) -> bool:
+        """The bug fails this check, or breaks the contract: then it shows wherever another bug
+        lets a call through that should be refused."""
+        return check in self._fails(form) or self._breaks_contract(form)
+
+    def _breaks_contract(self, form: str) -> bool:
+        """The bug's mutant fails a case."""
+        return not self._fails(form) <= self.traps.keys()
 
     def _same_answers(self, form: str, check: str) -> bool:
         key = form, check
@@ -373,16 +386,21 @@ class Diagnoser:
         for check in sorted(self.rest if by_chance else self.rest & self._fails(cause)):
             if self._is_spent() or not self._has_own_cause(cause, check):
                 explained.add(check)
-        if (
-            cause in self.confirmed and not self._is_spent()
-        ):  # the dictionary's seeds may have missed some
-            others = sorted(self.rest - explained - self._too_slow)[:MOST_CHECKS]
+        if cause in self.confirmed and not self._is_spent():
+            # The dictionary's seeds may have missed some.
+            others = sorted(self.rest - explained - self._not_tried(cause))[:MOST_CHECKS]
             explained |= {
                 check
                 for check in others
                 if self._same_answers(cause, check) or self._together([*self.causes], check)
             }
         self.rest -= explained
+
+    def _not_tried(self, cause: str) -> frozenset[str]:
+        """Checks too slow to be run on this bug's mutant: slow ones ask for ordinary answers, which
+        a bug that no case of the contract notices leaves right."""
+        own, slow = self.forms[cause], self.challenge.slow
+        return self._too_slow if own in slow or self._breaks_contract(cause) else slow
 
     def _has_own_cause(self, cause: str, check: str) -> bool:
         """This trap's own bug explains what the causes so far leave open."""

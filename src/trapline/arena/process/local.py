@@ -31,6 +31,8 @@ class TooLongError(BaseException):
 class LocalSubmission(Submission):
     """Files of ours, imported here. One at a time in a process: all are called `solution`."""
 
+    is_ours = True
+
     def __init__(self, folder: Path, config: SandboxConfig, *, full: bool = False) -> None:
         super().__init__(folder, config, full=full)
         self._module = load(folder, config.entry)

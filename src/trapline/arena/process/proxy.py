@@ -82,6 +82,9 @@ Ask = tuple[RemoteObject | None, str, tuple[Any, ...]]
 class Submission:
     """One submission in one worker process, started when first needed and again after it died."""
 
+    #: Code of ours, whose speed is known: a check that trains grants no time for slower trainers.
+    is_ours = False
+
     def __init__(self, folder: Path, config: SandboxConfig, *, full: bool = False) -> None:
         self.folder, self.config = folder, config
         #: A full grade takes its time: a check that trains may train longer.
