@@ -14,6 +14,7 @@ import os
 import platform
 import statistics
 from pathlib import Path
+from typing import Any
 
 from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.export.environment import grade_answer
@@ -63,6 +64,16 @@ def percentiles(seconds: dict[str, float]) -> str:
     return f"{statistics.median(seconds.values()):.1f} / {max(seconds.values()):.1f}"
 
 
+def note(record: dict[str, Any]) -> str:
+    """How the seconds were measured."""
+    return (
+        "Seconds are wall time of the gold solution's and the example entrants' answers (4 to 8 a "
+        "task, so p95 is the largest), graded one after\n"
+        f"the other on {record['cores']} cores, at load {record['load'][0]:.1f} before.\n"
+        "`python benchmarks/quick_reward.py` measures them and writes this table.\n"
+    )
+
+
 def table(seconds: dict[str, dict[str, float]]) -> str:
     rows = []
     for challenge in load_all().values():
@@ -76,11 +87,11 @@ def _share(noise: Noise) -> str:
     return f"{noise.survivors} of {noise.mutants} = {noise.share:.1%} ({noise.bound:.1%})"
 
 
-def page(text: str, seconds: dict[str, dict[str, float]]) -> str:
-    """The page with a new table in place of the old one."""
+def page(text: str, record: dict[str, Any]) -> str:
+    """The page with a new table, and the paragraph below it, in place of the old ones."""
     before, rest = text.split(HEAD.partition("\n")[0], 1)
-    _, _, after = rest.partition("\n\n")
-    return f"{before}{table(seconds)}\n{after}"
+    _, _, after = rest.split("\n\n", 2)
+    return f"{before}{table(record['seconds'])}\n{note(record)}\n{after}"
 
 
 def main() -> None:
@@ -95,8 +106,7 @@ def main() -> None:
         machine = {"cores": os.cpu_count(), "system": platform.platform()}
         record = {**machine, "load": os.getloadavg(), "seconds": measure([*load_all()], SEEDS)}
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-    seconds = json.loads(RESULTS.read_text())["seconds"]
-    PAGE.write_text(page(PAGE.read_text(), seconds))
+    PAGE.write_text(page(PAGE.read_text(), json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

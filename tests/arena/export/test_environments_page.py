@@ -22,11 +22,12 @@ def script():
 
 def test_new_table_replaces_the_old_one_and_nothing_else(script):
     seconds = {name: {"gold": 1.0, "broken": 3.0} for name in load_all()}
+    record = {"cores": 7, "load": [0.25, 1.0, 1.0], "seconds": seconds}
     text = script.PAGE.read_text()
-    new = script.page(text, seconds)
+    new = script.page(text, record)
     assert new.count("| 2.0 / 3.0 |") == len(load_all())
-    assert script.page(new, seconds) == new
-    tables = [
-        {line for line in one.splitlines() if not line.startswith("| `")} for one in (text, new)
-    ]
-    assert tables[0] == tables[1]
+    assert "on 7 cores, at load 0.2 before" in new
+    assert script.page(new, record) == new
+    paragraphs = [one.split("\n\n") for one in (text, new)]
+    changed = [old for old, now in zip(*paragraphs, strict=True) if old != now]
+    assert [one[:12] for one in changed] == ["| task | rew", "Seconds are "]
