@@ -14,7 +14,7 @@ from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.export import harbor
 from trapline.arena.export.harbor import write_tasks
-from trapline.arena.export.own_package import core_requirements
+from trapline.arena.export.own_package import core_requirements, own_version
 from trapline.arena.export.verifier import rewards
 from trapline.arena.judge.contamination import hidden, leaks_in
 from trapline.arena.record import Cell, CheckResult, Dimension
@@ -69,6 +69,24 @@ def test_tasks_name_prebuilt_images(tmp_path):
         name = box["docker_image"]
         assert name == f"ghcr.io/me/trapline-{CHALLENGE}-{kind}:{version('trapline')}"
         assert name.replace(CHALLENGE, "$task") in script
+
+
+@pytest.mark.full
+def test_verifiers_loads_tasks_that_name_images(tmp_path, monkeypatch):
+    """With verifiers' own Harbor taskset and Harbor's parser, which need Python 3.12."""
+    pytest.importorskip("harbor")
+    route = pytest.importorskip("verifiers.v1.tasksets.harbor.taskset")
+    challenges = load_all()
+    write_tasks(challenges.values(), tmp_path, images="ghcr.io/me")
+    monkeypatch.setattr(route, "dataset_dir", lambda config: tmp_path)  # instead of a download
+    found = {task.data.name: task.data for task in route.HarborTaskset(route.HarborConfig()).load()}
+    assert found.keys() == {f"trapline/{name}" for name in challenges}
+    for name, challenge in challenges.items():
+        data = found[f"trapline/{name}"]
+        assert data.prompt.strip() == challenge.prompt.strip()
+        assert data.image == f"ghcr.io/me/trapline-{name}-agent:{own_version()}"
+        assert data.verifier_image == f"ghcr.io/me/trapline-{name}-verifier:{own_version()}"
+        assert [artifact.source for artifact in data.artifacts] == ["/app"]
 
 
 def test_wrong_image_prefix_is_refused(tmp_path):
