@@ -29,6 +29,14 @@ def bundled(cell, files, raw):
     return cell.model_copy(update={"bundle": digest(canonical(bundle))}), bundle
 
 
+def test_kernels_are_named_without_their_arguments():
+    said = {
+        "void fwd<float>(float const*, int)": 0.5,
+        "void at::(anonymous namespace)::f(int)": 0.5,
+    }
+    assert gpu._by_name(said) == {"fwd<float>": 0.5, "at::f": 0.5}
+
+
 @pytest.fixture(scope="module")
 def run():
     gold = Cell.model_validate(RECORDED)
@@ -101,7 +109,7 @@ def test_challenge_page_is_of_the_gpu_track(site):
 
 def test_cell_page_shows_times_kernels_and_the_log(site):
     text = page(site, "cells/", "cuda")
-    for told in ("On the GPU", "replayed from a graph", "NVIDIA H200", "sm MHz 1980"):
+    for told in ("On the GPU", "graph replay", "NVIDIA H200", "SM clock 1980 MHz"):
         assert told in text
     assert "&lt;b&gt;laundered&lt;/b&gt; gemm" in text
     assert "a label, not a measure" in text

@@ -68,8 +68,8 @@ def _count(challenges: int) -> str:
 
 
 def names(listed: Sequence[str]) -> str:
-    """a, b and c; after four names, how many others there are."""
-    shown = list(listed[:_NAMED])
-    if len(listed) > _NAMED:
-        shown.append(f"{len(listed) - _NAMED} others")
+    """a, b and c; of more than five, four names and how many others there are."""
+    shown = list(listed)
+    if len(listed) > _NAMED + 1:
+        shown = [*listed[:_NAMED], f"{len(listed) - _NAMED} others"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

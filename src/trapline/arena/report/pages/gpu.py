@@ -1,6 +1,7 @@
 """What GPU cells add to the pages: times by shape, the roofline, kernels, the compiler's log."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,12 +41,27 @@ def context(cell: Cell, bundle: Bundle | None) -> dict[str, Any]:
         return {}
     return {
         "rows": [(row, row["light"] / row["seconds"]) for row in rows],
-        "kernels": [(row["shape"], row["kernels"]) for row in rows if row.get("kernels")],
+        "kernels": [(row["shape"], _by_name(row["kernels"])) for row in rows if row.get("kernels")],
         "lights": _lights(cell),
-        "clocks": next((row["clocks"] for row in rows if row.get("clocks")), {}),
+        "clocks": _clocks(next((row["clocks"] for row in rows if row.get("clocks")), {})),
         "log": log,
         "roofline": roofline([cell]),
     }
+
+
+def _by_name(kernels: dict[str, float]) -> dict[str, float]:
+    """Shares by the kernels' names without return types and arguments."""
+    found: dict[str, float] = {}
+    for signature, share in kernels.items():
+        name = signature.removeprefix("void ").replace("(anonymous namespace)::", "")
+        name = re.sub(r"\(.*", "", name) or signature
+        found[name] = found.get(name, 0.0) + share
+    return found
+
+
+def _clocks(state: dict[str, int]) -> list[str]:
+    units = {"sm MHz": "SM clock {} MHz", "memory MHz": "memory clock {} MHz", "celsius": "{} °C"}
+    return [text.format(state[name]) for name, text in units.items() if name in state]
 
 
 def _lights(cell: Cell) -> list[tuple[str, str]]:
