@@ -41,10 +41,10 @@ def test_narrow_bugs_beside_a_broad_one_are_named():
     files = {"solution.py": (FIELD / "hasty" / NAME / "solution.py").read_text()}
     assert causes(NAME, files, seed=22) == [
         "unstable-sort",
-        "values-unchecked",
         "matrix-materialised",
-        "dtypes-unchecked",
         "all-masked-row-passes",
+        "values-unchecked",
+        "dtypes-unchecked",
         "rank-ignored",
     ]
 
@@ -79,3 +79,26 @@ def test_only_failure_is_likely_when_its_situation_without_the_trigger_passes(
         only = [failure for failure in failures if failure.id == "merge-forgets-the-sum"]
         found = Diagnoser(challenge, host, only, lambda trap: control_passes).diagnose().findings
     assert [(finding.cause, finding.certainty) for finding in found] == [(cause, "likely")]
+
+
+def test_order_does_not_depend_on_how_many_checks_a_draw_fails():
+    """The one that explains most leads; a check more or less changes nothing."""
+    orders = set()
+    for explained in ((12, 3, 4), (12, 4, 3), (14, 3, 5)):
+        diagnoser = Diagnoser(load("beam_search"), None, [])
+        names = "tie-higher-token-wins", "one-call-a-prompt", "eos-takes-a-slot"
+        diagnoser.causes = {
+            name: {f"check {n}" for n in range(count)}
+            for name, count in zip(names, explained, strict=True)
+        }
+        diagnoser.confirmed = set(names)
+        orders.add(tuple(diagnoser._ordered()))
+    assert orders == {("tie-higher-token-wins", "eos-takes-a-slot", "one-call-a-prompt")}
+
+
+@pytest.mark.full
+def test_hasty_beam_search_has_the_same_findings_with_every_seed():
+    files = {"solution.py": (FIELD / "hasty" / "beam_search" / "solution.py").read_text()}
+    first, second = (causes("beam_search", files, seed) for seed in (101, 404))
+    assert first == second
+    assert "too-few-rows-accepted" not in first

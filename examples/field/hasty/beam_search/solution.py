@@ -10,7 +10,7 @@ def beam_search(lm, prompts, *, beam_width, max_new_tokens, eos_id, length_penal
             cands = []
             for tokens, lp in beams:
                 row = np.asarray(lm.log_probs([list(prompt) + tokens]))[0]
-                best = np.argsort(row)[::-1][:beam_width]
+                best = np.argsort(row, kind="stable")[::-1][:beam_width]
                 for t in best:
                     cands.append((tokens + [int(t)], lp + float(row[t])))
             cands.sort(key=lambda c: c[1], reverse=True)

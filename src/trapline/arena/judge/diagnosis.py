@@ -432,9 +432,7 @@ class Diagnoser:
 
     def _report(self) -> Diagnosis:
         diagnosis = Diagnosis()
-        order = sorted(
-            self.causes, key=lambda c: (c not in self.confirmed, -len(self.causes[c]), c)
-        )
+        order = self._ordered()
         diagnosis.findings = [self._named(cause) for cause in order]
         echoes = len(self.rest) <= ECHO * len(self.asked) and bool(order)
         if not echoes or self._is_spent():
@@ -447,6 +445,21 @@ class Diagnoser:
                 diagnosis.states[check] = state
                 diagnosis.behind[check] = behind
         return diagnosis
+
+    def _ordered(self) -> list[str]:
+        """The surest causes first, the gravest of them first. What explains most of the failures
+        leads; its number is taken by powers of two, since a draw moves it a little."""
+
+        def weight(cause: str) -> tuple[bool, float, str]:
+            penalty = rubric.PENALTY[self.traps[self.forms[cause]].severity]
+            return cause not in self.confirmed, -penalty, cause
+
+        def lead(cause: str) -> tuple[bool, int, tuple[bool, float, str]]:
+            magnitude = len(self.causes[cause]).bit_length()
+            return cause not in self.confirmed, -magnitude, weight(cause)
+
+        first = min(self.causes, key=lead, default="")
+        return sorted(self.causes, key=lambda cause: (cause != first, weight(cause)))
 
     def _named(self, cause: str) -> Finding:
         own = self.forms[cause]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from trapline.arena.errors import Violation
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
@@ -204,7 +205,18 @@ def too_many_rows_accepted(submission: Submission, rng: np.random.Generator) -> 
     control=ordinary_search,
 )
 def too_few_rows_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    refused(submission, rng, lambda rows: flat(max(rows - 1, 2 - rows)))
+    asked: list[int] = []
+
+    def answer(rows: int) -> np.ndarray:
+        asked.append(rows)
+        return flat(max(rows - 1, 1))
+
+    try:
+        refused(submission, rng, answer)
+    except Violation:
+        # Who asks for one prefix at a time was given a row for it each time.
+        if set(asked) != {1}:
+            raise
 
 
 @trap(
