@@ -57,7 +57,7 @@ def test_nemo_gym_folder_is_whole(server):
 
 @pytest.fixture
 def app(server, monkeypatch):
-    """The server's module on stand-ins for NeMo Gym's classes, which needs a newer Python."""
+    """The server's module on stand-ins for NeMo Gym's classes, which need a newer Python."""
 
     class VerifyRequest(BaseModel):
         responses_create_params: dict
@@ -108,6 +108,43 @@ def test_nemo_gym_server_masks_what_could_not_be_measured(app, monkeypatch):
 
     found = verify(app, monkeypatch, grade)
     assert (found.mask_sample, found.failure_reason) == (True, "not measured: no sandbox")
+
+
+@pytest.mark.full
+def test_nemo_gym_serves_the_exported_server(server):
+    """NeMo Gym's own classes, over HTTP: gold gets 1, a reply without files 0."""
+    pytest.importorskip("nemo_gym")
+    program = (
+        "import json\n"
+        "from unittest.mock import MagicMock\n"
+        "from fastapi.testclient import TestClient\n"
+        "from nemo_gym.server_utils import ServerClient\n"
+        "from app import TraplineConfig, TraplineResourcesServer\n"
+        "from trapline.arena.challenge import load\n"
+        "row = json.loads(open('data/example.jsonl').readline())\n"
+        "config = TraplineConfig(host='127.0.0.1', port=1, entrypoint='app.py', name='trapline')\n"
+        "served = TraplineResourcesServer(config=config, server_client=MagicMock(ServerClient))\n"
+        "client = TestClient(served.setup_webserver())\n"
+        "def verify(text):\n"
+        "    content = [{'type': 'output_text', 'text': text, 'annotations': []}]\n"
+        "    message = {'id': 'm', 'type': 'message', 'role': 'assistant',\n"
+        "               'status': 'completed', 'content': content}\n"
+        "    response = {'id': 'r', 'created_at': 0, 'model': 'm', 'object': 'response',\n"
+        "                'output': [message], 'parallel_tool_calls': False,\n"
+        "                'tool_choice': 'auto', 'tools': []}\n"
+        "    answer = client.post('/verify', json={**row, 'response': response})\n"
+        "    assert answer.status_code == 200, answer.text\n"
+        "    return answer.json()\n"
+        f"files = load({CHALLENGE!r}).solution_files()\n"
+        "gold = verify(''.join(f'````python {n}\\n{t}````\\n' for n, t in files.items()))\n"
+        "assert (gold['reward'], gold['mask_sample']) == (1.0, False), gold\n"
+        "assert gold['reward_components']['correctness'] == 1.0\n"
+        "assert verify('no')['reward'] == 0.0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=server, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_openenv_folder_is_whole(environment):
