@@ -30,6 +30,25 @@ def test_pattern_that_fits_all_leads_before_a_side_effect_that_is_confirmed():
     assert causes("dflash", answer.files) == ["tie-deeper-first"]
 
 
+@pytest.mark.parametrize(
+    ("challenge", "bug", "cause"),
+    [
+        # It raises in a second check, too, with the same message.
+        ("fused_softmax_topk", "k-above-the-tile-refused", "k-above-a-tile"),
+        # A trap that the cause explains was accused beside it, because both together answer alike.
+        pytest.param(
+            "kv_cache",
+            "half-precision-scales",
+            "scales-in-half-precision",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_what_a_cause_explains_accuses_no_other(challenge, bug, cause):
+    (answer,) = [a for a in corpus.buggy(challenge, "bugs5.toml") if a.name == bug]
+    assert causes(challenge, answer.files) == [cause]
+
+
 def test_one_place_that_raises_has_one_cause():
     """A list per tile that is too short also raises where it does not fill the answer."""
     files = {"solution.py": (FIELD / "confident" / NAME / "solution.py").read_text()}
@@ -43,6 +62,7 @@ def test_narrow_bugs_beside_a_broad_one_are_named():
         "unstable-sort",
         "matrix-materialised",
         "all-masked-row-passes",
+        "float16-numerators",
         "values-unchecked",
         "dtypes-unchecked",
         "rank-ignored",

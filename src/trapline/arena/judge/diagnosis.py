@@ -35,6 +35,8 @@ from trapline.arena.record import CheckResult, CheckState, Finding
 #: So many candidates are compared by their answers, and on so many checks each.
 MOST_CANDIDATES = 16
 MOST_CHECKS = 12
+#: Checks beyond those of the dictionary on which a confirmed cause is compared.
+MOST_ECHOES = 40
 #: Further ones that are tried where none of the best fits.
 MOST_NARROW_CANDIDATES = 48
 #: A pattern alone makes a cause likely only if it says something: the bug's mutant fails a small
@@ -97,6 +99,7 @@ class Diagnoser:
     ) -> None:
         self.challenge, self.host = challenge, host
         self.most_runs = QUICK_RUNS if quick else math.inf
+        self.most_echoes = MOST_CHECKS if quick else MOST_ECHOES
         #: Checks that are never run on mutants, beside those whose own bug they are.
         self._too_slow = challenge.slow if quick else frozenset()
         self.control_passes = control_passes
@@ -295,7 +298,14 @@ class Diagnoser:
 
     def _confirms(self, form: str, check: str) -> bool:
         """The mutant answers as the submission does, alone or beside the causes so far."""
-        return self._same_answers(form, check) or self._together([*self.causes, form], check)
+        if self._same_answers(form, check):
+            return True
+        return self._together([*self.causes, form], check) and not self._is_explained(check)
+
+    def _is_explained(self, check: str) -> bool:
+        """The causes so far, one of them or all together, answer as the submission does."""
+        alone = any(self._same_answers(cause, check) for cause in self.causes)
+        return alone or self._together([*self.causes], check)
 
     def _together(self, forms: Sequence[str], check: str) -> bool:
         """A mutant with all these bugs answers as the submission does; not for slow checks.
@@ -386,9 +396,11 @@ class Diagnoser:
         for check in sorted(self.rest if by_chance else self.rest & self._fails(cause)):
             if self._is_spent() or not self._has_own_cause(cause, check):
                 explained.add(check)
+        if cause in self.confirmed:
+            explained |= self._same_crash(own)
         if cause in self.confirmed and not self._is_spent():
             # The dictionary's seeds may have missed some.
-            others = sorted(self.rest - explained - self._not_tried(cause))[:MOST_CHECKS]
+            others = sorted(self.rest - explained - self._not_tried(cause))[: self.most_echoes]
             explained |= {
                 check
                 for check in others
@@ -401,6 +413,11 @@ class Diagnoser:
         a bug that no case of the contract notices leaves right."""
         own, slow = self.forms[cause], self.challenge.slow
         return self._too_slow if own in slow or self._breaks_contract(cause) else slow
+
+    def _same_crash(self, check: str) -> set[str]:
+        """Checks that are left and end at the same place with the same message."""
+        crash = self.failures[check].crash
+        return {other for other in self.rest if crash[0] and self.failures[other].crash == crash}
 
     def _has_own_cause(self, cause: str, check: str) -> bool:
         """This trap's own bug explains what the causes so far leave open."""

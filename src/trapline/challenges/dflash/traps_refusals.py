@@ -295,6 +295,20 @@ def impossible_law_accepted(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
+    catches="integers are accepted in place of uniform numbers",
+    severity="minor",
+    story="An array of zeros is made without a dtype, and every pick is the first possible token.",
+    mutant=edit(
+        '    if uniforms.dtype.kind != "f":\n', '    if uniforms.dtype.kind not in "fiu":\n'
+    ),
+    dimension="robustness",
+)
+def integer_numbers_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    law = FAIR_LAW[:, rng.permutation(2)]
+    sampled(submission, law, np.zeros(2, np.int64))
+
+
+@trap(
     catches="a number of 1 or more is accepted",
     severity="minor",
     story="A number of exactly 1 can come from rounding to float32 and exceeds every sum.",

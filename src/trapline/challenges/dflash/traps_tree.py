@@ -260,6 +260,30 @@ def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None
     table.same_tree(submission, log_q, 3, ([a, c, b], [-1, 0, -1]))
 
 
+def _far_apart(submission: Submission, rng: np.random.Generator) -> None:
+    """Two tokens whose log-probabilities differ in every dtype."""
+    a, b = rising(rng, 2)
+    log_q = table.log_q_of([{a: -1.5, b: -1.0}], VOCABULARY, np.float64)
+    table.same_tree(submission, log_q, 2, ([b, a], [-1, -1]))
+
+
+@trap(
+    catches="log-probabilities of float64 are rounded to float32 before they are compared",
+    severity="minor",
+    story="The draft is converted to the dtype of most models, and close tokens become ties.",
+    mutant=edit(
+        "    return log_q.astype(np.float64)\n",
+        "    return log_q.astype(np.float32).astype(np.float64)\n",
+    ),
+    seen=WRITTEN,
+    control=_far_apart,
+)
+def draft_rounded_to_float32(submission: Submission, rng: np.random.Generator) -> None:
+    a, b = rising(rng, 2)
+    log_q = table.log_q_of([{a: -1.0 - 2.0**-30, b: -1.0}], VOCABULARY, np.float64)
+    table.same_tree(submission, log_q, 2, ([b, a], [-1, -1]))
+
+
 @trap(
     catches="the rows of the draft are put through a softmax again",
     severity="major",

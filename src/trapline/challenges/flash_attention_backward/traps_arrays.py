@@ -25,7 +25,19 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, form, weighed
 from trapline.challenges.flash_attention_forward.situations import holds_no_mask, holds_no_matrix
 
+_ZEROS = "dq, dk, dv = (np.zeros(x.shape, x.dtype) for x in (q, k, v))"
+
 # --- arrays as they come --------------------------------------------------------------------------
+
+
+def _grouped_rows(submission: Submission, rng: np.random.Generator) -> None:
+    """Two query heads for each key/value head, in contiguous arrays."""
+    differentiates(submission, draw(Shape(H=4, G=2, T=4, S=4), rng, False), tile=4)
+
+
+def _single(submission: Submission, rng: np.random.Generator) -> None:
+    """Everything in float32."""
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False, np.float32), tile=4)
 
 
 def arguments_survive(submission: Submission, arguments: Saved) -> None:
@@ -97,6 +109,36 @@ def strides_of_dout_ignored(submission: Submission, rng: np.random.Generator) ->
     differentiates(submission, saved(ones, q, k, v, True), causal=True, tile=4)
     flipped = dout[:, :, ::-2], q[:, :, ::2], k[:, ::-1], v[..., ::-1]
     differentiates(submission, saved(*flipped, False), tile=2)
+
+
+@trap(
+    catches="heads are folded into rows in the order of memory, which mixes up Fortran arrays",
+    severity="major",
+    story="reshape with order='A' or 'K' follows the layout of the array, not its indices.",
+    seen=BLIND,
+    mutant=insert_after(
+        CHECKED,
+        "    folded = len(q), k.shape[1], q.shape[1] // k.shape[1] * q.shape[2], q.shape[3]\n"
+        "    dout = dout.reshape(folded, order='A').reshape(dout.shape)\n",
+    ),
+    control=_grouped_rows,
+)
+def folded_in_memory_order(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, out, lse = draw(Shape(H=4, G=2, T=4, S=4), rng, False)
+    differentiates(submission, (np.asfortranarray(dout), q, k, v, out, lse), tile=4)
+
+
+@trap(
+    catches="float64 inputs give a gradient in float32",
+    severity="major",
+    story="An accumulator is allocated in a fixed dtype.",
+    seen=BLIND,
+    mutant=edit(_ZEROS, _ZEROS + "\n    dq = dq.astype(np.float32)"),
+    also=(edit(_ZEROS, _ZEROS.replace("x.dtype", "np.float32")),),
+    control=_single,
+)
+def gradients_in_single(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False), tile=4)
 
 
 @trap(

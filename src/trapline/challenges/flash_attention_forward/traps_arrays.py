@@ -35,6 +35,11 @@ _CHECKED = "    _check(q, k, v, tile)\n"
     story="It happens with an empty cache on the first step, or an empty document in a packed "
     "batch.",
     mutant=edit(KEY_LOOP, "for start in range(0, max(stop, 1), tile):"),
+    also=(
+        insert_after(
+            _CHECKED, '    if k.shape[2] == 0:\n        raise ValueError("there are no keys")\n'
+        ),
+    ),
     seen=WRITTEN,
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:

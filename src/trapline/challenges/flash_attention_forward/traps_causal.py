@@ -291,6 +291,22 @@ def tiles_skipped_without_offset(submission: Submission, rng: np.random.Generato
     attends(submission, *Shape(T=4, S=12).draw(rng), causal=True, tile=4)
 
 
+@trap(
+    catches="tiles are skipped with the offset T − S instead of S − T",
+    severity="major",
+    story="The mask has the right sign, the bound of the loop the wrong one: with more keys than "
+    "queries, visible keys are lost.",
+    mutant=edit(
+        "k[b, g], v[b, g]",
+        "*(x[b, g, : max(0, start + tile + T - S) if causal else S] for x in (k, v))",
+    ),
+    control=causal_square,
+    seen=WRITTEN,
+)
+def tiles_skipped_with_reversed_offset(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=12).draw(rng), causal=True, tile=4)
+
+
 # --- heads of a group folded into one list of rows ------------------------------------------------
 
 

@@ -144,6 +144,13 @@ def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Gener
     severity="major",
     story="A widely used kernel library masked with −5·10⁴; valid logits below it vanished.",
     mutant=edit(MASK, MASK.replace("-np.inf", "-1e4")),
+    also=(
+        edit(
+            MASK,
+            MASK.replace("-np.inf", "-1e3")
+            + "\n            scores[np.arange(position, position + rows) < 0] = -np.inf",
+        ),
+    ),
 )
 def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e10):
@@ -156,6 +163,7 @@ def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generat
     severity="major",
     story="A well-known kernel returned +inf; merging such partial results drops the other part.",
     mutant=edit("peak + np.log(total), -np.inf)", "peak + np.log(total), np.inf)"),
+    also=(edit("peak + np.log(total), -np.inf)", "peak + np.log(total), np.finfo(q.dtype).min)"),),
 )
 def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=9, S=2).draw(rng)

@@ -20,6 +20,12 @@ def lse_is_right(submission: Submission, rng: np.random.Generator, logits: list[
     expect.close(lse, want, atol=1e-12, what="lse")
 
 
+def _exact_scale(submission: Submission, rng: np.random.Generator) -> None:
+    """A width whose scale, ½, is exact in every dtype."""
+    q, k, v = Shape(T=6, S=6, D=4).draw(rng)
+    attends(submission, 4 * q, k, v, tile=8)
+
+
 @trap(
     catches="the log-sum-exp in base 2, as kernels keep it",
     severity="major",
@@ -112,6 +118,19 @@ def scale_without_root(submission: Submission, rng: np.random.Generator) -> None
 def scale_of_padded_width(submission: Submission, rng: np.random.Generator) -> None:
     for D in (5, 20):
         attends(submission, *Shape(T=6, S=6, D=D).draw(rng), tile=4)
+
+
+@trap(
+    catches="the scale is rounded to float32, also for float64 inputs",
+    severity="minor",
+    story="A scale that is kept in float32 costs half of the digits.",
+    mutant=edit("q = q * D**-0.5", "q = q * np.float32(D**-0.5)"),
+    control=_exact_scale,
+    seen=WRITTEN,
+)
+def scale_in_single(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=6, S=6, D=5).draw(rng)
+    attends(submission, 4 * q, k, v, tile=8)
 
 
 # --- heads, batches, lengths ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from trapline.challenges.flash_attention_forward.situations import WRITTEN, with
 from trapline.challenges.flash_attention_forward.solution_lines import (
     KEY_LOOP,
     LSE,
+    MASK,
     ORIGIN,
     QUERY_LOOP,
     UNANSWERED,
@@ -234,6 +235,17 @@ def tile_must_be_power_of_two(submission: Submission, rng: np.random.Generator) 
             "        scores[:, : cols.stop - cols.start] = q @ k[cols].T",
         ),
         ("weights @ v[cols]", "weights[:, : cols.stop - cols.start] @ v[cols]"),
+    ),
+    also=(
+        edits(
+            (
+                "scores = q @ k[cols].T",
+                "scores = np.zeros((rows, min(tile, len(k))), q.dtype)\n"
+                "        scores[:, : cols.stop - cols.start] = q @ k[cols].T",
+            ),
+            (MASK, MASK.replace("scores[", "scores[:, : cols.stop - cols.start][")),
+            ("weights @ v[cols]", "weights[:, : cols.stop - cols.start] @ v[cols]"),
+        ),
     ),
 )
 def padded_keys_counted(submission: Submission, rng: np.random.Generator) -> None:

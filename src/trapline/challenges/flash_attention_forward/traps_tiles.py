@@ -58,6 +58,29 @@ def merge_forgets_the_sum(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
+    catches="the normalised results of two tiles are averaged by their maxima alone, without sums",
+    severity="critical",
+    story="A partial result is a mean: its weight is its whole sum of exponentials.",
+    mutant=edits(
+        (
+            WEIGHTED,
+            "own = np.exp(scores.max(axis=1) - origin)\n"
+            "        mass = weights.sum(axis=1)\n"
+            "        mean = weights @ v[cols] / np.where(mass > 0, mass, 1)[:, None]\n"
+            "        both = np.where(correction + own > 0, correction + own, 1)[:, None]\n"
+            "        weighted = weighted * correction[:, None] + mean * own[:, None]\n"
+            "        weighted = weighted / both",
+        ),
+        (RETURNED, f"return weighted, np.where(seen, {LSE}, -np.inf)"),
+    ),
+    seen=WRITTEN,
+    control=one_tile,
+)
+def merged_by_maxima(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=8).draw(rng), tile=4)
+
+
+@trap(
     catches="the weights of a new tile refer to its own maximum and are added without a correction",
     severity="major",
     story="The old part is corrected to the new maximum, the new part is not.",

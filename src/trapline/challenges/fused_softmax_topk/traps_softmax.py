@@ -230,6 +230,21 @@ def float16_differences(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="the exponentials of the answered float16 entries are computed in float16",
+    severity="major",
+    story="The sum is careful, the numerators are not.",
+    mutant=edit(ANSWER, "return np.exp((best - largest).astype(logits.dtype)) / total, places"),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def float16_numerators(submission: Submission, rng: Rng) -> None:
+    """The difference of the two is half a float16 step off."""
+    logits = np.full((1, 40), -60.0, np.float16)
+    logits[0, rng.permutation(40)[:2]] = 9.0, 0.0038
+    _ask_half(submission, logits, 2)
+
+
+@trap(
     catches="the sum over float16 logits is computed in float16 throughout",
     severity="major",
     story="Arithmetic in the dtype of the logits, where the contract asks for float32 or better.",

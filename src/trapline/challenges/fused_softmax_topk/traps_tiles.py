@@ -57,6 +57,27 @@ def rescale_missing(submission: Submission, rng: Rng) -> None:
     ask(submission, masked({rng.integers(32): 0.0, LATE + rng.integers(32): 1.0}), 2)
 
 
+def _later_tiles_near(submission: Submission, rng: Rng) -> None:
+    """Later tiles lie lower, but not so far that an exponential overflows."""
+    ask(submission, sparse({rng.integers(16): 0.0, 16 + rng.integers(16): -1.0}), 2)
+
+
+@trap(
+    catches="the maximum of each tile replaces the running one: where a later tile lies far lower, "
+    "the rescaled sum overflows",
+    severity="major",
+    story="The maximum is taken of the tile alone, and the sum is brought to it.",
+    mutant=edit(
+        "new = max(largest, tile_max)", "new = tile_max if tile_max > -np.inf else largest"
+    ),
+    seen=WRITTEN_BLIND,
+    control=_later_tiles_near,
+)
+def maximum_of_the_latest_tile(submission: Submission, rng: Rng) -> None:
+    low = sparse({rng.integers(16): 0.0, 16 + rng.integers(16): -1.0}, low=-800.0)
+    ask(submission, low, 2)
+
+
 @trap(
     catches="the sum of a tile, relative to its own maximum, is added to a running sum that is "
     "relative to a larger one",

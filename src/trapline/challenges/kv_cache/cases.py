@@ -405,6 +405,9 @@ def keep_and_truncate(submission: Submission, rng: Rng) -> None:
         twin.truncate(seq, 6)
         twin.append(seq, 1)
         twin.check()
+        seq = twin.add(14)
+        twin.keep(seq, [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 9])  # two whole pages stay in front
+        twin.check()
 
 
 @case

@@ -330,6 +330,12 @@ def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
         "seq, self.next_seq = self.next_seq, self.next_seq + 1",
         "seq = next(i for i in range(len(self.counts) + 1) if i not in self.counts)",
     ),
+    also=(
+        edit(
+            "seq, self.next_seq = self.next_seq, self.next_seq + 1",
+            "seq = max(self.counts, default=-1) + 1",
+        ),
+    ),
 )
 def sequence_number_reused(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, (("dense", None), ("paged", None))):
@@ -337,7 +343,9 @@ def sequence_number_reused(submission: Submission, rng: Rng) -> None:
         twin.free(first)
         twin.add(1)
         twin.free(second)
-        twin.fork(twin.add(1))
+        last = twin.fork(twin.add(1))
+        twin.free(last)
+        twin.add(1)
         twin.refuses(KeyError, "length", first)
 
 

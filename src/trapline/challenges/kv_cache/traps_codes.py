@@ -6,6 +6,7 @@ from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import QUANTISED, Rng, Twin, twins
 from trapline.challenges.kv_cache.situations import rows_of_one_size, three_quarters
+from trapline.challenges.kv_cache.traps_rows import WRITE
 
 BLIND = "an answer written from this prompt alone"
 LARGEST = "largest = np.abs(x).max(axis=-1, keepdims=True)"
@@ -95,13 +96,34 @@ def codes_rounded_down(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="quantised values are stored with the scale of their keys",
+    severity="major",
+    story="The scales of k and v are made together, and the first is kept for both.",
+    seen=BLIND,
+    control=rows_of_one_size,
+    mutant=edit(
+        WRITE,
+        "fields = self.codec.encode(k) + self.codec.encode(v)\n"
+        "        if len(fields) == 4:\n"
+        "            fields = (*fields[:3], fields[1])\n"
+        "        self._write(seq, layer, start, fields)",
+    ),
+)
+def values_with_the_scale_of_the_keys(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, QUANTISED, layers=1):
+        rows = np.ones((3, 2, 4)) * rng.choice([-1.0, 1.0], (3, 2, 4))
+        twin.put(twin.add(), 0, rows, 4 * rows)
+        twin.check()
+
+
+@trap(
     catches="keys and values of a position share one scale",
     severity="major",
     story="The larger of the two sets the rounding error of both.",
     control=rows_of_one_size,
     mutant=edits(
         (
-            "self._write(seq, layer, start, self.codec.encode(k) + self.codec.encode(v))",
+            WRITE,
             "self.codec.other = v\n"
             "        fields = self.codec.encode(k)\n"
             "        self.codec.other = k\n"

@@ -19,6 +19,15 @@ def _no_room_for(twin: Twin, n: int) -> None:
     twin.refuses(MemoryError, "append", other, 0, rows, rows)
 
 
+def _cut_at_a_page_end(submission: Submission, rng: Rng) -> None:
+    """A fork that is cut between two pages and then grows."""
+    for twin in twins(submission, rng, PAGED, layers=1):
+        child = twin.fork(twin.add(7))
+        twin.truncate(child, 4)
+        twin.append(child, 3)
+        twin.check()
+
+
 @trap(
     catches="two sequences write into the same partly filled page",
     severity="critical",
@@ -231,6 +240,40 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
         child = twin.fork(seq)
         twin.append(child, 4)
         twin.append(seq, 4)
+        twin.check()
+
+
+@trap(
+    catches="the copy of a shared page keeps rows that its sequence has cut off, and new ones go "
+    "behind them",
+    severity="critical",
+    story="The whole page is copied, and the next row is appended to what was copied.",
+    seen="an answer written from this prompt alone",
+    control=_cut_at_a_page_end,
+    mutant=edits(
+        (
+            "            table[i] = self._own_copy(table[i])\n",
+            "            tables = self.tables.items()\n"
+            "            others = [s for s, pages in tables if s != seq and table[i] in pages]\n"
+            "            held = max(self.counts[other][layer] for other in others)\n"
+            "            held = min(held, (i + 1) * self.page_size)\n"
+            "            self.stale = max(0, held - start) if i == start // self.page_size else 0\n"
+            "            table[i] = self._own_copy(table[i])\n",
+        ),
+        (
+            "        pages, slots = self._address(seq, np.arange(start, start + len(fields[0])))\n",
+            "        stale, self.stale = min(getattr(self, 'stale', 0), len(fields[0])), 0\n"
+            "        fields = tuple(field[: len(field) - stale] for field in fields)\n"
+            "        start += stale\n"
+            "        pages, slots = self._address(seq, np.arange(start, start + len(fields[0])))\n",
+        ),
+    ),
+)
+def copy_keeps_cut_rows(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, layers=1):
+        child = twin.fork(twin.add(7))
+        twin.truncate(child, 5)
+        twin.append(child, 3)
         twin.check()
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     EACH,
@@ -14,6 +14,17 @@ from trapline.challenges.kv_cache.cases import (
 from trapline.challenges.kv_cache.situations import BAD, cut_between_pages
 
 _KEPT, _KEPT_AND_ONE = "kept = self._pages_for(n)", "kept = n // self.page_size + 1"
+
+
+def _whole_pages(condition: str) -> Mutant:
+    """truncate rounds the length down to whole pages; a contiguous cache is one page."""
+    return edit(
+        "        self._shrink(seq, n)\n        self.counts[seq] = [n]",
+        f"        if {condition}:\n"
+        "            whole = 1 if isinstance(self, PagedCache) else self.num_pages\n"
+        "            n = n // (self.page_size * whole) * self.page_size * whole\n"
+        "        self._shrink(seq, n)\n        self.counts[seq] = [n]",
+    )
 
 
 @trap(
@@ -355,6 +366,21 @@ def truncate_drops_the_last_page(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1):
         seq = twin.add(12)
         twin.truncate(seq, 6)
+        twin.check()
+
+
+@trap(
+    catches="truncate cuts to whole pages: the positions of the partly filled last one are lost",
+    severity="major",
+    story="The length is rounded down together with the number of pages.",
+    seen="an answer written from this prompt alone",
+    control=cut_between_pages,
+    mutant=_whole_pages("isinstance(self, PagedCache)"),
+    also=(_whole_pages("True"),),
+)
+def truncate_to_whole_pages(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, layers=1):
+        twin.truncate(twin.add(12), 6)
         twin.check()
 
 

@@ -230,6 +230,15 @@ def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+def _largest_negative(submission: Submission, rng: Rng) -> None:
+    """Rows whose largest element is negative."""
+    for twin in twins(submission, rng, QUANTISED, layers=1):
+        k, v = twin.rows(3), twin.rows(3)
+        k[..., 1], v[..., 2] = -7.0, -7.0
+        twin.put(twin.add(), 0, k, v)
+        twin.check()
+
+
 @trap(
     catches="8-bit codes are scaled by 128 instead of 127: the largest element becomes −128",
     severity="major",
@@ -254,6 +263,22 @@ def largest_element_wraps(submission: Submission, rng: Rng) -> None:
 def largest_nibble_wraps(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
         _largest_positive(Twin(submission, rng, kind, 4, layers=1))
+
+
+@trap(
+    catches="codes are scaled by 2^(bits−1) and cut off one below, so the largest element shrinks",
+    severity="major",
+    story="Signed codes reach from −2^(bits−1) to 2^(bits−1) − 1; the scale fits the first only.",
+    seen="an answer written from this prompt alone",
+    control=_largest_negative,
+    mutant=edits(
+        ("self.top = 2 ** (bits - 1) - 1", "self.top = 2 ** (bits - 1)"),
+        ("-self.top, self.top).astype(np.int8)", "-self.top, self.top - 1).astype(np.int8)"),
+    ),
+)
+def largest_element_clipped(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, QUANTISED, layers=1):
+        _largest_positive(twin)
 
 
 def _largest_positive(twin: Twin) -> None:

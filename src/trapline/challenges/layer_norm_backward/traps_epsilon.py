@@ -10,7 +10,7 @@ from trapline.challenges.layer_norm_backward.situations import (
     ordinary_rows,
     plain,
 )
-from trapline.challenges.layer_norm_backward.solution_lines import CACHE, UNPACK
+from trapline.challenges.layer_norm_backward.solution_lines import CACHE, DX, UNPACK
 
 # Parts of the gold solution that several mutants edit.
 _RSTD = "rstd = 1.0 / np.sqrt(var + eps)"
@@ -29,6 +29,22 @@ def constant_row(submission: Submission, rng: Rng) -> None:
     p.x[:, 1] = rng.integers(-4, 5)
     p.x[0, 2] = 0.0
     check_y(submission, p)
+
+
+@trap(
+    catches="dx of a row without spread is 0, as if 1 / √(var + eps) were 0 there",
+    severity="major",
+    story="A guard against dividing by a deviation of 0, where eps has made one unnecessary.",
+    seen=WRITTEN_BLIND,
+    mutant=edit(
+        DX, DX.replace("rstd[..., None]", "np.any(x_hat, axis=-1, keepdims=True) * rstd[..., None]")
+    ),
+    control=ordinary_rows,
+)
+def constant_row_without_gradient(submission: Submission, rng: Rng) -> None:
+    p = plain(rng, (2, 3, 8))
+    p.x[:, 1] = rng.integers(-4, 5)
+    check_gradients(submission, p, "dx")
 
 
 @trap(
