@@ -41,7 +41,6 @@ HEAVY_PLACES = (
     "ternary/training/",
     "tree_decoding/bulk_answers",
     "tree_decoding/checkpoint",
-    "tree_decoding/choice",
     "tree_decoding/decoder_target",
     "tree_decoding/drafter",
     "tree_decoding/generate",

@@ -29,6 +29,18 @@ def run_script():
     return run
 
 
+@pytest.fixture(scope="module")
+def interpreted(request, tmp_path_factory, run_script):
+    """The folder with the answers of `interpret_kernels.py` to a module's PROBLEMS and PACKINGS."""
+    folder = tmp_path_factory.mktemp("interpreted")
+    for name in ("PROBLEMS", "PACKINGS"):
+        given = getattr(request.module, name, None)
+        (folder / f"{name.lower()}.json").write_text(json.dumps(given))
+    script = request.path.parent / "interpret_kernels.py"
+    run_script(script, folder, TRITON_INTERPRET="1")
+    return folder
+
+
 @pytest.fixture
 def compiled(run_script, tmp_path):
     """Compiles kernels for sm_90: what a script found of each; all fit into shared memory."""

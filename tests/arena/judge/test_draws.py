@@ -51,10 +51,6 @@ def _readable(path):
     path.chmod(0o640)
 
 
-def _short(path):
-    path.touch(0o600)
-
-
 def _link(path):
     path.with_name("other").write_bytes(b"k" * 32)
     path.symlink_to("other")
@@ -62,7 +58,11 @@ def _link(path):
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
-    [(_readable, "only this user can read"), (_short, "has 0 bytes"), (_link, "must be a file")],
+    [
+        (_readable, "only this user can read"),
+        (lambda path: path.touch(0o600), "has 0 bytes"),
+        (_link, "must be a file"),
+    ],
 )
 def test_key_that_is_unsafe_or_damaged_is_not_used(path, spoil, reason):
     path.parent.mkdir()

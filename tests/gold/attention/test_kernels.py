@@ -47,16 +47,6 @@ PACKINGS = [
 TOLERANCES = {"float32": (1e-5, 1e-4), "float16": (4e-3, 3e-2)}
 
 
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory, run_script):
-    """Answers of the interpreted kernels to all problems, packed ones included."""
-    folder = tmp_path_factory.mktemp("interpreted")
-    (folder / "problems.json").write_text(json.dumps(PROBLEMS))
-    (folder / "packings.json").write_text(json.dumps(PACKINGS))
-    run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
-    return folder
-
-
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 def test_interpreted_kernels_agree_with_the_oracle(interpreted, number):
     """Forward and backward, by descriptors and by pointers."""

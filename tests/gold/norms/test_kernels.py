@@ -1,6 +1,5 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +30,6 @@ KERNELS = {
 }
 #: Relative to the largest element: rounding of the answer, and of the sums behind it.
 TOLERANCES = {"float32": 3e-6, "float16": 2e-3}
-
-
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory, run_script):
-    folder = tmp_path_factory.mktemp("interpreted")
-    (folder / "problems.json").write_text(json.dumps(PROBLEMS))
-    run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
-    return folder
 
 
 def exact(found, centred):

@@ -1,6 +1,5 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,14 +46,6 @@ MANY = [
     ((5, 600), 20, "normal"),
 ]
 PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]
-
-
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory, run_script):
-    folder = tmp_path_factory.mktemp("interpreted")
-    (folder / "problems.json").write_text(json.dumps(PROBLEMS))
-    run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
-    return folder
 
 
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))

@@ -23,14 +23,6 @@ PROBLEMS = [
 TOLERANCES = {"float32": 1e-6, "float16": 1e-3}
 
 
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory, run_script):
-    folder = tmp_path_factory.mktemp("interpreted")
-    (folder / "problems.json").write_text(json.dumps(PROBLEMS))
-    run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
-    return folder
-
-
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):

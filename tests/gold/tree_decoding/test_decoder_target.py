@@ -47,13 +47,9 @@ def random_trees(rng, rows, nodes, vocab):
     return tokens, torch.tensor(parents)
 
 
-def make_row(number, tokens):
-    return Row(number, list(tokens), len(tokens))
-
-
 def opened(decoder, prompts, layers=()):
     target = DecoderTarget(decoder, layers)
-    rows = [make_row(number, prompt) for number, prompt in enumerate(prompts)]
+    rows = [Row(number, list(prompt), len(prompt)) for number, prompt in enumerate(prompts)]
     target.open(rows)
     return target, rows
 

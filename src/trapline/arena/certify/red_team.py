@@ -148,7 +148,8 @@ def read_corpus(folder: Path) -> list[Cheat]:
 
 def read_cheat(path: Path) -> Cheat:
     text = path.read_text(encoding="utf-8")
-    fields = {found[1]: found[2] for line in _header(text) if (found := _FIELD.match(line))}
+    header = text.partition("\n\n")[0].splitlines()
+    fields = {found[1]: found[2] for line in header if (found := _FIELD.match(line))}
     wrong = (_NEEDED - set(fields)) | (set(fields) - _KNOWN)
     if wrong:
         raise UsageError(f"{path}: its header lacks or misspells {', '.join(sorted(wrong))}")
@@ -168,10 +169,6 @@ def read_cheat(path: Path) -> Cheat:
         slow="slow" in fields,
         files=_files(text, _fragments(path, fields.get("uses", "")), f"solution{path.suffix}"),
     )
-
-
-def _header(text: str) -> list[str]:
-    return text.partition("\n\n")[0].splitlines()
 
 
 def _state(path: Path, text: str) -> State:
@@ -344,6 +341,7 @@ _PAGES: dict[Track, tuple[str, tuple[str, ...]]] = {
 
 def markdown(team: RedTeam) -> str:
     command, proofs = _PAGES[team.track]
+    passing = sum(state == "pass" for state in team.honest.values())
     lines = [
         "# Red team" if team.track == "cpu" else "# Red team of the GPU track",
         "",
@@ -359,7 +357,7 @@ def markdown(team: RedTeam) -> str:
         f"- Isolation level: `{team.level}`, seed {team.seed}.",
         *([f"- GPU: {team.gpu}."] if team.gpu else []),
         f"- **Attack success: {len(team.succeeded)} of {len(team.attempts)}**.",
-        f"- Honest submissions that pass: {_passing(team)} of {len(team.honest)}.",
+        f"- Honest submissions that pass: {passing} of {len(team.honest)}.",
         *(f"- Not tried: `{name}` ({why})." for name, why in team.left_out.items()),
         "",
         "| attack | what it tries | what stops it | verdict | shown to be real |",
@@ -367,10 +365,6 @@ def markdown(team: RedTeam) -> str:
         *(_row(one) for one in team.attempts),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _passing(team: RedTeam) -> int:
-    return sum(state == "pass" for state in team.honest.values())
 
 
 def _row(one: Attempt) -> str:

@@ -256,7 +256,7 @@ class Clock:
         # What disturbs a time is over after a second or two.
         while max(found[-1]) > UNSTEADY * min(found[-1]) and len(found) < MOST_SETS:
             found.append(self._rounds(rounds, extra))
-        seconds = min(found, key=_spread)
+        seconds = min(found, key=lambda seconds: max(seconds) - min(seconds))
         waited = self._slope(min(extra, MOST_WAITED), patience=1)
         others = (self.ring.group - 1) * median(seconds)
         return Times(self.mode, seconds, max(waited - others, median(seconds)))
@@ -276,10 +276,6 @@ class Clock:
         taken = {groups: self.burst(groups, patience, whole=whole) for groups in order}
         slope = (taken[SHORT + extra] - taken[SHORT]) / extra
         return max(slope, LEAST_SHARE * taken[SHORT + extra] / (SHORT + extra))
-
-
-def _spread(seconds: list[float]) -> float:
-    return max(seconds) - min(seconds)
 
 
 def compare(slot: Call, got: list[np.ndarray], right: list[np.ndarray], timed: Timed) -> None:

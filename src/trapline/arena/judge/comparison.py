@@ -94,13 +94,12 @@ def _exchange(mine: Exchange, theirs: Exchange, gold: Exchange, lowered: bool) -
         # Both accept what the contract refuses; what they then answer is arbitrary.
         yield _one(True, True, True)
     else:
-        outcomes = [_outcome(exchange) for exchange in (mine, theirs, gold)]
+        outcomes = [
+            exchange.raised or ("died" if exchange.died else "returned")
+            for exchange in (mine, theirs, gold)
+        ]
         same = outcomes[0] == outcomes[1] and mine.entry == theirs.entry
         yield _one(outcomes[0] != outcomes[2], outcomes[1] != outcomes[2], same)
-
-
-def _outcome(exchange: Exchange) -> str:
-    return exchange.raised or ("died" if exchange.died else "returned")
 
 
 def _one(wrong: bool, mutant_wrong: bool, same: bool) -> Masks:

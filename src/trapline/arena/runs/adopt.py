@@ -62,7 +62,10 @@ def adopt(tree: Path, out: Path, options: AdoptOptions) -> list[Adopted]:
         if options.profile in profile_names(challenge.folder)
     ]
     folders = [
-        task for entrant in _subfolders(tree) for task in _subfolders(entrant) if _holds_files(task)
+        task
+        for entrant in _subfolders(tree)
+        for task in _subfolders(entrant)
+        if any(path.is_file() for path in task.rglob("*"))
     ]
     found = [_adopt_one(task, out, judges, options) for task in folders]
     if not any(one.adopted for one in found):
@@ -102,10 +105,6 @@ def _subfolders(folder: Path) -> list[Path]:
     )
 
 
-def _holds_files(folder: Path) -> bool:
-    return any(path.is_file() for path in folder.rglob("*"))
-
-
 def _adopt_one(
     task: Path, out: Path, judges: Sequence[Challenge], options: AdoptOptions
 ) -> Adopted:
@@ -130,7 +129,8 @@ def _adopt_one(
     if target.exists():
         return said(f"not adopted: {entrant} has another answer to {judge.id}", judge.id)
     reading = read_code(task)
-    if not reading.code_files and not _other_code(task):
+    other_code = any(path.suffix in _OTHER_CODE for path in task.rglob("*"))
+    if not reading.code_files and not other_code:
         return said("not adopted: the folder holds no code", judge.id, reading.notes)
     if refused := _refused_bytes(task):
         return said(f"not adopted: {refused}", judge.id, reading.notes)
@@ -152,10 +152,6 @@ def _refused_bytes(task: Path) -> str:
     """Why the answer could not be taken in by the grader; empty when it can."""
     intake = take_in(task)
     return "" if intake.files else intake.refused
-
-
-def _other_code(task: Path) -> bool:
-    return any(path.suffix in _OTHER_CODE for path in task.rglob("*"))
 
 
 # --- which task -----------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def grade_field(
             yardsticks.recall(store.meta().get(YARDSTICKS, {}))
             _check_once(list(judged.values()), options.level, store, place)
         # The longest first, so that the run does not end with one of them.
-        jobs = sorted(outdated, key=_call_seconds, reverse=True)
+        jobs = sorted(outdated, key=lambda job: _judge(job).plan.limits.call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, key, on_step, place))
 
 
@@ -179,10 +179,6 @@ def _is_timed_here(challenge: Challenge, config: SandboxConfig) -> bool:
     return (
         challenge.track == "gpu" and config.device == "cuda" and "speed" in challenge.plan.weights
     )
-
-
-def _call_seconds(entry: GradeRequest) -> float:
-    return _judge(entry).plan.limits.call_seconds
 
 
 def _grade_rounds(jobs: list[GradeRequest], work: "_Grader") -> Iterator[Cell]:

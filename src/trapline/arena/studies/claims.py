@@ -236,11 +236,8 @@ def _library(files: Files, said: Said) -> Found:
 
 
 def _code(files: Files) -> dict[str, str]:
-    return {name: text for name, text in files.items() if _is_code(name)}
-
-
-def _is_code(name: str) -> bool:
-    return name.endswith(".py") and name != "adapter.py"
+    names = [name for name in files if name.endswith(".py") and name != "adapter.py"]
+    return {name: files[name] for name in names}
 
 
 def _lines(files: Files) -> list[int]:

@@ -279,14 +279,6 @@ def _rotary(raw: dict[str, Any]) -> DecoderConfig:
     return plain if traits is None else replace(plain, **traits(raw))
 
 
-def _qwen2(raw: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    return {"attention_bias": True, "out_bias": False}
-
-
-def _qwen3(raw: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    return {"qk_norm": True}
-
-
 def _phi3(raw: dict[str, Any]) -> dict[str, Any]:
     table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = table.get("rope_type") or table.get("type") or "default"
@@ -351,8 +343,8 @@ def _require_activation(raw: dict[str, Any], key: str, *accepted: str) -> None:
 
 #: What a family has beyond Llama.
 _TRAITS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
+    "qwen2": lambda _: {"attention_bias": True, "out_bias": False},
+    "qwen3": lambda _: {"qk_norm": True},
     "gemma2": _gemma,
     "gemma3_text": _gemma,
     "phi3": _phi3,

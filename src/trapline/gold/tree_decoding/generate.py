@@ -16,12 +16,11 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.decoder.penalties import History, penalised_nodes
-from trapline.gold.decoder.sampling import Sampling, sampling_per_prompt
+from trapline.gold.decoder.sampling import Sampling, TokenSampler, sampling_per_prompt
 from trapline.gold.decoder.speculator import Burst
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding import reference
 from trapline.gold.tree_decoding.api import build_tree
-from trapline.gold.tree_decoding.choice import picks
 from trapline.gold.tree_decoding.statistics import Statistics
 
 Mode = Literal["chain", "tree"]
@@ -282,6 +281,20 @@ def _choices(rows: list[Row], logits: Tensor, tokens: Tensor, trees: Trees) -> T
         )
     made = torch.tensor([[row.made] for row in rows], device=logits.device) + trees.depths
     return picks(logits, [row.sampling for row in rows], made)
+
+
+def picks(logits: Tensor, ways: Sequence[Sampling], made: Tensor) -> Tensor:
+    """(R, N+1) tokens for logits (R, N+1, V); `made` (R, N+1) tokens of the answer come before.
+
+    Row i says what follows node i; bias and penalties for the text down to that node are in the
+    logits already. The random number of a pick belongs to the position of the token that is picked,
+    not to the node or the round: with the same seed the same text comes out, drafted or not.
+    Negative where the softmax is undefined.
+    """
+    rows, nodes, vocabulary = logits.shape
+    plain = [way.without_penalties for way in ways for _ in range(nodes)]
+    choose = TokenSampler(plain, vocabulary, logits.device)
+    return choose(logits.reshape(rows * nodes, vocabulary), made.flatten()).view(rows, nodes)
 
 
 def check(

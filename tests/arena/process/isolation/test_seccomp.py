@@ -70,26 +70,22 @@ def test_call_of_another_architecture_ends_the_process(machine):
 
 
 @MACHINES
-def test_threads_may_be_made_but_no_namespaces(machine):
-    assert run(machine, "clone", 0x003D0F00) == ALLOW
-    assert run(machine, "clone", 0x10000011) == EPERM
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("clone", (0x003D0F00,), (0x10000011,)),  # threads, but no namespaces
+        ("socketpair", (1,), (16,)),  # Unix sockets only
+        ("ioctl", (3, 0x5401), (3, 0x5412)),  # no input to a terminal
+    ],
+)
+def test_arguments_decide(machine, name, allowed, refused):
+    assert run(machine, name, *allowed) == ALLOW
+    assert run(machine, name, *refused) == EPERM
 
 
 @MACHINES
 def test_clone3_returns_enosys(machine):
     assert run(machine, "clone3") == ENOSYS
-
-
-@MACHINES
-def test_socketpair_is_unix_only(machine):
-    assert run(machine, "socketpair", 1) == ALLOW
-    assert run(machine, "socketpair", 16) == EPERM
-
-
-@MACHINES
-def test_terminal_input_is_refused(machine):
-    assert run(machine, "ioctl", 3, 0x5401) == ALLOW
-    assert run(machine, "ioctl", 3, 0x5412) == EPERM
 
 
 def test_unknown_machine_is_missing():

@@ -71,7 +71,9 @@ def _files(launch: Launch, stage: SandboxStage) -> list[str]:
         lines += ["--dev-bind", device, device]
     if "files" in launch.without:
         lines += _shown({str(_ARENA): _ARENA})
-    for path in (*interpreter.needed_files(), *(_gpu_files() if launch.gpu else ())):
+    # /proc is a new one inside.
+    gpu = [path for path in interpreter.gpu_files() if path.parts[1] != "proc" and launch.gpu]
+    for path in (*interpreter.needed_files(), *gpu):
         lines += _shown({str(path): path})
     for path in interpreter.installed_packages():
         lines += ["--perms", "0755", "--tmpfs", str(path), "--remount-ro", str(path)]
@@ -79,11 +81,6 @@ def _files(launch: Launch, stage: SandboxStage) -> list[str]:
     lines += _shown({f"{_SITE}/{name}": real for name, real in entries.items()})
     lines += _shown({_PROGRAM: stage.program.parent, _SUBMISSION: stage.submission})
     return [*lines, "--remount-ro", "/dev", "--remount-ro", "/"]
-
-
-def _gpu_files() -> list[Path]:
-    """What bubblewrap does not show anyway: /proc is a new one there."""
-    return [path for path in interpreter.gpu_files() if path.parts[1] != "proc"]
 
 
 def _writable(launch: Launch) -> list[str]:

@@ -79,15 +79,12 @@ _GPU_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset",
 def gpu_files() -> list[Path]:
     """As `needed_files`, for a program that compiles for a GPU and runs on it."""
     cuda = sorted(Path("/usr/local").glob("cuda*"))
-    libraries = [Path(name) for name in _library_path() if name.startswith("/")]
+    listed = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    libraries = [Path(name) for name in listed if name.startswith("/")]
     headers = [*libraries, Path(sysconfig.get_path("include")), Path(sys.base_prefix) / "include"]
     named = dict.fromkeys((*map(Path, _GPU_FILES), *cuda, *headers))
     found = [path for path in named if path.exists()]
     return [path for path in found if not set(path.parents) & set(found)]
-
-
-def _library_path() -> list[str]:
-    return os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
 
 
 def gpu_devices() -> list[str]:

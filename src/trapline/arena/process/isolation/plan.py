@@ -51,11 +51,8 @@ class Command:
 
 def start_inside(plan: SandboxPlan, inside: str, launch: Launch, submission: str) -> list[str]:
     """The interpreter, and in it `inside.py` with this plan."""
-    return [PYTHON, *FLAGS, inside, json.dumps(asdict(plan)), *_rest(launch, submission)]
-
-
-def _rest(launch: Launch, submission: str) -> list[str]:
-    return [str(launch.channel.fileno()), submission]
+    channel = str(launch.channel.fileno())
+    return [PYTHON, *FLAGS, inside, json.dumps(asdict(plan)), channel, submission]
 
 
 def unused_user() -> int:

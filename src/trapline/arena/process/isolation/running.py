@@ -74,7 +74,8 @@ class RunningSandbox:
         counted = self._group.peak_bytes()
         if counted is not None:
             return counted
-        return sum(_peak_of(pid) for pid in descendants(self.pid))
+        peaks = (_status(pid, "VmHWM").split() or ["0"] for pid in descendants(self.pid))
+        return sum(1024 * int(peak[0]) for peak in peaks)
 
     def reset_peak(self) -> None:
         """The peak starts again from what is in use now."""
@@ -141,7 +142,8 @@ def _end(process: subprocess.Popen[bytes], stage: SandboxStage, group: Group) ->
     group.forbid_forks()
     # Who was paused does not notice that its children have ended.
     _signal({process.pid} if process.poll() is None else set(), signal.SIGCONT)
-    first = {pid for pid in _children(process.pid) or () if _is_first_of_a_namespace(pid)}
+    children = _children(process.pid) or ()
+    first = {pid for pid in children if _status(pid, "NSpid").split()[1:] == ["1"]}
     if first:
         _signal(first, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,10 +165,6 @@ def _end_orphans(started: int, group: Group) -> None:
         if time.monotonic() > deadline:
             raise ArenaError(f"processes {inside} of a sandbox would not end")
         time.sleep(0.0005)
-
-
-def _is_first_of_a_namespace(pid: int) -> bool:
-    return _status(pid, "NSpid").split()[1:] == ["1"]
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
@@ -200,10 +198,6 @@ def _children(pid: int) -> list[int] | None:
     except OSError:
         return None
     return children
-
-
-def _peak_of(pid: int) -> int:
-    return int((_status(pid, "VmHWM").split() or ["0"])[0]) * 1024
 
 
 def _processor_seconds_of(pid: int) -> float:

@@ -95,7 +95,8 @@ def by_shape(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def roofline(cells: Sequence[Cell]) -> Figure | None:
     """Answers, the gold solution and torch's best under the roofs of the day."""
-    placed = [(cell, row) for cell in cells for row in shapes(cell) if _has_work(row)]
+    rows = [(cell, row) for cell in cells for row in shapes(cell)]
+    placed = [at for at in rows if all(_positive(at[1].get(of)) for of in ("bytes", "operations"))]
     rates = next((c.dimensions["speed"].evidence.get("lights") for c, _ in placed), None)
     if not placed or not rates:
         return None
@@ -112,10 +113,6 @@ def roofline(cells: Sequence[Cell]) -> Figure | None:
     )
     label = f"Roofline of {len(answers)} times on {len(first)} shapes"
     return "Roofline", note, plots.roofline(answers, marks, rates, label)
-
-
-def _has_work(row: dict[str, Any]) -> bool:
-    return _positive(row.get("bytes")) and _positive(row.get("operations"))
 
 
 def _point(row: dict[str, Any], of: str) -> tuple[float, float]:

@@ -32,6 +32,8 @@ MAX_WIDTH = 256
 
 #: Kinds of pages, by dtype; all others are kind 0, numbers as they are.
 KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.uint8: 3}
+#: The largest code of pages that hold codes.
+_LARGEST_CODES = {torch.int8: 127, torch.uint8: 7, torch.float8_e4m3fn: 448}
 
 # --- reading codes ------------------------------------------------------------------------------
 
@@ -275,7 +277,7 @@ def append(*arguments: Any) -> None:
         D=D,
         BLOCK_G=block,
         BLOCK_D=triton.next_power_of_2((D + 1) // 2),
-        TOP=largest_code(k_pages.dtype),
+        TOP=_LARGEST_CODES.get(k_pages.dtype, 0),
         num_warps=2,
         # Products are rounded before they are added, as torch does it.
         enable_fp_fusion=False,
@@ -301,11 +303,6 @@ def in_eights(tree: Tensor) -> Tensor:
         room[:, :columns] = tree
         tree = room
     return tree[:, :8].view(torch.int64)
-
-
-def largest_code(dtype: torch.dtype) -> int:
-    """Of pages that hold codes; 0 of others."""
-    return {torch.int8: 127, torch.uint8: 7, torch.float8_e4m3fn: 448}.get(dtype, 0)
 
 
 def strides_of(scales: Tensor | None) -> tuple[int, ...]:
