@@ -1,6 +1,8 @@
 """Code that the inspector does not read is found and costs the `code` score."""
 
 import ast
+import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -30,6 +32,25 @@ HIDDEN = {
     "import runpy\nrunpy.run_path('data.txt')": "runpy",
     "import types\ntypes.FunctionType(c, {})": "types.FunctionType",
     "(lambda: 0).__code__": "__code__",
+    "import cProfile\ncProfile.run(open('x').read())": "cProfile",
+    "import timeit\ntimeit.timeit(open('x').read(), number=1)": "timeit.timeit",
+    "import timeit\ntimeit.timeit(setup=open('x').read())": "timeit.timeit",
+    "import doctest\ndoctest.testfile('x')": "doctest.testfile",
+    "import trace\ntrace.Trace().run('x')": "trace",
+    "import site\nsite.addsitedir('.')": "site",
+    "import pydoc\npydoc.locate('builtins.exec')": "pydoc",
+    "import pkgutil\npkgutil.resolve_name('builtins:exec')": "pkgutil",
+    "from logging.config import dictConfig": "logging.config.dictConfig",
+    "import typing\ntyping.ForwardRef(open('x').read())": "typing.ForwardRef",
+    "from multiprocessing import reduction": "multiprocessing.reduction",
+    "import sys\nsys.modules['builtins'].exec('1')": "sys.modules['builtins']",
+    "import sys\nsys.modules.get('built' + 'ins').exec('1')": "computed name of sys.modules",
+    "import inspect\ninspect.currentframe().f_builtins['exec']('1')": "f_builtins",
+    "getattr(frame, 'f_builtins')": "f_builtins",
+    "import operator\noperator.attrgetter('ex' + 'ec')(module)": "operator.attrgetter",
+    "import torch\ntorch.load('x', weights_only=False)": "torch.load",
+    "import torch\ntorch.ops.load_library('x')": "torch.ops.load_library",
+    "import os\nos.system('python x')": "os.system",
 }
 SUITE = """\
 from solution import answer
@@ -50,6 +71,15 @@ INNOCENT = [
     "import numpy as np\ngetattr(np, 'float32')",
     "from importlib.metadata import version",
     "import types\ntypes.SimpleNamespace()",
+    "import timeit\ntimeit.timeit(lambda: run(1), number=3)",
+    "import timeit\ndef run(): ...\ntimeit.repeat(run)",
+    "import timeit\ntimeit.default_timer()",
+    "import sys\nsys.modules[__name__]",
+    "import sys\nsys.modules['torch']",
+    "import operator\nsorted(rows, key=operator.attrgetter('length'))",
+    "import torch\ntorch.load('x', weights_only=True)",
+    "import doctest\ndoctest.testmod()",
+    "getattr(self, 'name')",
 ]
 
 
@@ -78,6 +108,21 @@ def test_files_that_hold_code_are_found(tmp_path):
     (tmp_path / "text.npy").write_text("Vprint(1)\np0\n.")
     found = {one.split()[0] for one in findings("", tmp_path)}
     assert found == {"a.so", "b.pyc", "c.pkl", "d.so.1", "objects.npy", "text.npy"}
+
+
+def test_code_in_files_with_other_names_is_found(tmp_path):
+    np.savez(tmp_path / "numbers.npz", x=np.zeros(3))
+    np.savez(tmp_path / "more.npz", x=np.zeros(3))
+    for name, mode in (("data.bin", "w"), ("more.npz", "a"), ("solution.py", "a")):
+        with zipfile.ZipFile(tmp_path / name, mode) as archive:
+            archive.writestr("hidden.py", "x = 1")
+    whole = (tmp_path / "data.bin").read_bytes()
+    (tmp_path / "broken.bin").write_bytes(whole.replace(b"PK\x01\x02", b"PK\x01\x03"))
+    (tmp_path / "library.txt").write_bytes(b"\x7fELF\x02")
+    os.mkfifo(tmp_path / "pipe")
+    found = dict(one.rsplit(" ", 1) for one in findings("", tmp_path))
+    archives = ("broken.bin", "data.bin", "more.npz", "solution.py")
+    assert found == {**dict.fromkeys(archives, "archive"), "library.txt compiled": "code"}
 
 
 def test_own_module_called_code_is_not_a_finding(tmp_path):

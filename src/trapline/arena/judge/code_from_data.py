@@ -6,13 +6,19 @@ runs something else. Runs inside the sandbox, so it needs only the standard libr
 
 import ast
 import os
+import zipfile
 from collections.abc import Iterator
 
 #: Modules whose purpose is to load or make code, and everything below them.
 MODULES = {
     *("marshal", "pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve"),
     *("ctypes", "_ctypes", "cffi", "importlib", "imp", "_imp", "runpy", "zipimport", "pkgutil"),
-    *("code", "codeop"),
+    *("code", "codeop", "cProfile", "profile", "pdb", "bdb", "trace", "site", "pydoc"),
+    *("doctest.testfile", "doctest.DocFileSuite", "doctest.run_docstring_examples"),
+    *("logging.config", "multiprocessing.reduction", "gc.get_objects", "os.system", "os.popen"),
+    *("typing.ForwardRef", "typing.get_type_hints", "sympy.sympify", "sympy.lambdify"),
+    *("torch.jit.load", "torch.ops.load_library", "torch.classes.load_library"),
+    *("torch.utils.cpp_extension", "pandas.eval", "pandas.read_pickle"),
     *("builtins", "numpy.ctypeslib", "numpy.f2py", "types.FunctionType", "types.CodeType"),
     *("numpy.lib.format.read_array", "numpy.lib.npyio", "sys.meta_path", "sys.path_hooks"),
 }
@@ -22,9 +28,12 @@ BUILTINS = {"exec", "eval", "compile", "__import__", "__builtins__", "__loader__
 ATTRIBUTES = {
     *("__builtins__", "__loader__", "__subclasses__", "__globals__", "__code__"),
     *("exec_module", "load_module", "ctypeslib"),
+    *("f_builtins", "f_globals", "f_code", "gi_code", "cr_code", "ag_code"),
 }
 #: A file of the submission with this name hides the library's, which no process has loaded before.
-SHADOWED = ("code", "imp")
+SHADOWED = ("code", "imp", "profile", "trace")
+#: Run their first argument, which is honest where it is a function.
+TIMERS = ("timeit.timeit", "timeit.repeat", "timeit.Timer")
 SUFFIXES = (".so", ".pyd", ".dll", ".dylib", ".pyc", ".pyo", ".pkl", ".pickle", ".marshal")
 
 
@@ -48,14 +57,29 @@ def _files(folder: str) -> Iterator[str]:
             shown = os.path.relpath(path, folder)
             if name.endswith(SUFFIXES) or ".so." in name:
                 yield f"{shown} {os.path.splitext(name)[1]} file"
-            elif name.endswith(".npy") and not _holds_numbers(path):
-                yield f"{shown} pickle"
+            elif os.path.isfile(path) and (what := _hidden_in(path)):
+                yield f"{shown} {what}"
 
 
-def _holds_numbers(path: str) -> bool:
+def _hidden_in(path: str) -> str:
+    """What a file holds that can be executed, whatever its name says."""
     with open(path, "rb") as file:
         start = file.read(256)
-    return start.startswith(b"\x93NUMPY") and b"'|O'" not in start
+    if start.startswith(b"\x7fELF"):
+        return "compiled code"
+    if zipfile.is_zipfile(path):
+        return "" if _only_arrays(path) else "archive"
+    is_array = path.endswith(".npy") or start.startswith(b"\x93NUMPY")
+    holds_numbers = start.startswith(b"\x93NUMPY") and b"'|O'" not in start
+    return "pickle" if is_array and not holds_numbers else ""
+
+
+def _only_arrays(path: str) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(name.endswith(".npy") for name in archive.namelist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return False
 
 
 def _in_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -127,8 +151,31 @@ def _in_node(node: ast.AST, aliases: dict[str, str], own: set[str]) -> Iterator[
             yield node.attr
         elif _loads_code(name := dotted_name(node, aliases)):
             yield name
+    elif isinstance(node, ast.Subscript) and dotted_name(node.value, aliases) == "sys.modules":
+        yield from _in_modules(node.slice)
     elif isinstance(node, ast.Call):
         yield from _in_call(node, aliases)
+        yield from _in_timer(node, aliases, own)
+
+
+def _in_modules(key: ast.expr) -> Iterator[str]:
+    """`sys.modules[key]`: any module, unless the key is a name that everybody can read."""
+    if isinstance(key, ast.Constant):
+        if _loads_code(str(key.value)):
+            yield f"sys.modules[{key.value!r}]"
+    elif not (isinstance(key, ast.Name) and key.id == "__name__"):
+        yield "computed name of sys.modules"
+
+
+def _in_timer(call: ast.Call, aliases: dict[str, str], own: set[str]) -> Iterator[str]:
+    name = dotted_name(call.func, aliases)
+    given = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("stmt", "setup"))]
+    known = {*own, *aliases}
+    for what in given if name in TIMERS else ():
+        honest = isinstance(what, ast.Lambda | ast.Constant | ast.Attribute)
+        honest |= isinstance(what, ast.Name) and what.id in known
+        if not honest and dotted_name(getattr(what, "func", what), aliases) != "functools.partial":
+            yield name
 
 
 def _in_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
@@ -137,10 +184,16 @@ def _in_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
         is_off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
         if keyword.arg == "allow_pickle" and not is_off:
             yield "allow_pickle"
+        elif keyword.arg == "weights_only" and name == "torch.load" and is_off:
+            yield "torch.load of whole objects"
         elif keyword.arg is None and name == "numpy.load":
             yield "numpy.load with computed arguments"
     if name == "numpy.load" and len(call.args) > 2:
         yield "allow_pickle"
+    if name == "sys.modules.get":
+        yield from (what for key in call.args[:1] for what in _in_modules(key))
+    if name in ("operator.attrgetter", "operator.methodcaller"):
+        yield from (name for key in call.args[:1] if not isinstance(key, ast.Constant))
     if isinstance(call.func, ast.Name) and call.func.id in ("getattr", "vars") and call.args:
         yield from _in_lookup(call, aliases)
 
@@ -148,13 +201,11 @@ def _in_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
 def _in_lookup(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
     """`getattr(module, "name")` is `module.name`; a computed name could be any of them."""
     module = dotted_name(call.args[0], aliases)
-    if not module:
-        return
     name = call.args[1] if len(call.args) > 1 else None
     if isinstance(name, ast.Constant) and isinstance(name.value, str):
-        if _loads_code(f"{module}.{name.value}") or name.value in ATTRIBUTES:
-            yield f"{module}.{name.value}"
-    else:
+        if name.value in ATTRIBUTES or (module and _loads_code(f"{module}.{name.value}")):
+            yield f"{module}.{name.value}".lstrip(".")
+    elif module:
         yield f"computed name of {module}"
 
 
