@@ -150,7 +150,7 @@ class Origin(Record):
 
 #: What a GPU's times depend on, in a cell's `versions`: cells that differ in them are never
 #: ranked together.
-GPU_FACTS = ("gpu", "driver", "cuda driver", "torch", "triton")
+GPU_FACTS = ("gpu", "driver", "cuda driver", "torch", "triton", "buffers")
 
 
 class Cell(Record):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.gpu import memory
 from trapline.arena.gpu.contract import POISON, Entry, Output, Timed, bfloat16, poison
 from trapline.arena.gpu.measure import score
+from trapline.arena.gpu.memory import FORCE_IPC, HostMemory
 from trapline.arena.gpu.rig import GpuSubmission, Rig, pieces
 from trapline.arena.gpu.timing import Clock, learn, make_ring
 from trapline.arena.process.isolation.spec import SandboxLimits
@@ -133,6 +135,74 @@ def test_reading_beyond_a_buffer_ends_the_runner_and_the_next_call_is_right(wron
     with pytest.raises(SubmissionDied, match="SIGSEGV"):
         wrong.double(ones(3))
     assert np.array_equal(wrong.double(ones(7)), ones(14))
+
+
+@pytest.fixture
+def margin_rig(monkeypatch):
+    """Buffers as with CUDA IPC: behind a tensor lies poison instead of an unmapped page."""
+    monkeypatch.setattr(HostMemory, "margin", 4096)
+    with Rig("cpu", local=True) as made:
+        yield made
+
+
+def test_writing_behind_an_output_is_seen_where_memory_follows(margin_rig, tmp_path):
+    text = "import ctypes\n\ndef double(x, y):\n    y.copy_(2 * x)\n"
+    text += "    ctypes.memset(y.data_ptr() + y.nbytes + int(x[0, 0]), 0, 1)\n"
+    (tmp_path / "solution.py").write_text(text)
+    limits = SandboxLimits(memory_mb=4096, processes=64, file_mb=256)
+    config = SandboxConfig("landlock", limits, 30.0, ("torch",), device="cpu")
+    with GpuSubmission(tmp_path, config, ENTRIES, margin_rig) as answer:
+        assert np.array_equal(answer.double(ones(-1)), [[-2, -2, -2, -2], [-2, -2, -2, 0]])
+        for distance in (0, 4000):
+            with pytest.raises(Violation, match="wrote outside its output 0, behind its end"):
+                answer.double(ones(distance))
+
+
+class FakeDriver:
+    """Calls of the CUDA driver, with the address of an allocation as its IPC handle."""
+
+    def __init__(self, shares_descriptors):
+        self.shares_descriptors, self.open = shares_descriptors, []
+
+    def __getattr__(self, name):
+        return lambda *args: 0
+
+    def cuDeviceGetAttribute(self, value, which, device):
+        value._obj.value = self.shares_descriptors
+        return 0
+
+    def cuMemAlloc_v2(self, place, size):
+        place._obj.value = 1 << 40
+        return 0
+
+    def cuIpcGetMemHandle(self, handle, place):
+        handle._obj.name[:8] = place.value.to_bytes(8, "little")
+        return 0
+
+    def cuIpcOpenMemHandle_v2(self, place, handle, flags):
+        place._obj.value = int.from_bytes(bytes(handle.name)[:8], "little") + 7
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("shares", "forced", "sharing"),
+    [(1, "", "descriptors"), (0, "", "CUDA IPC"), (1, "1", "CUDA IPC")],
+)
+def test_memory_is_shared_by_ipc_where_the_driver_has_no_descriptors(
+    monkeypatch, shares, forced, sharing
+):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: FakeDriver(shares))
+    monkeypatch.setenv(FORCE_IPC, forced)
+    assert memory.judges_memory("cuda").sharing == sharing
+
+
+def test_an_ipc_handle_travels_in_a_descriptor(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: FakeDriver(0))
+    judge, runner = memory.judges_memory("cuda"), memory.memory("cuda", "CUDA IPC")
+    made, descriptor = judge.create(judge.granule)
+    assert judge.map(made, judge.granule) == 1 << 40
+    assert runner.map(runner.take(descriptor), judge.granule) == (1 << 40) + 7
+    os.close(descriptor)
 
 
 def test_a_changed_input_is_observed(wrong):

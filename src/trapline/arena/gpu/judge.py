@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from trapline.arena.errors import ArenaError
-from trapline.arena.gpu.memory import MemoryFault, copy_late, memory
+from trapline.arena.gpu.memory import MemoryFault, copy_late, judges_memory
 
 _LENGTH = struct.Struct("!Q")
 STAGING = 256 << 20
@@ -43,7 +43,7 @@ class Buffers:
     """The judge's memory: numbered buffers, filled and read on request."""
 
     def __init__(self, device: str, staging: "Staging") -> None:
-        self._memory = memory(device)
+        self._memory = judges_memory(device)
         self.staging = staging
         self._memory.pin(staging.address, STAGING)
         #: Number → handle, address, size.
@@ -51,8 +51,13 @@ class Buffers:
         self._descriptors: dict[int, int] = {}
 
     def facts(self) -> dict[str, Any]:
-        found = self._memory.facts()
-        return {**found, "granule": self._memory.granule, "l2": self._memory.attribute("l2")}
+        return {
+            **self._memory.facts(),
+            "buffers": self._memory.sharing,
+            "granule": self._memory.granule,
+            "margin": self._memory.margin,
+            "l2": self._memory.attribute("l2"),
+        }
 
     def create(self, number: int, size: int) -> None:
         handle, self._descriptors[number] = self._memory.create(size)
@@ -72,9 +77,9 @@ class Buffers:
     def read(self, number: int, offset: int, size: int) -> None:
         self._memory.read(self._buffers[number][1] + offset, self.staging.address, size)
 
-    def is_poisoned(self, number: int, byte: int, size: int) -> bool:
-        """The first bytes of the buffer are as `poison` left them."""
-        self.read(number, 0, size)
+    def is_poisoned(self, number: int, byte: int, offset: int, size: int) -> bool:
+        """These bytes of the buffer are as `poison` left them."""
+        self.read(number, offset, size)
         return bytes(self.staging.view[:size]).count(byte) == size
 
     def free_bytes(self) -> int:

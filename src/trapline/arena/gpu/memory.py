@@ -2,7 +2,8 @@
 
 `CudaMemory` is a GPU's, through the driver's virtual memory calls. `HostMemory` stands in for it on
 a machine without a GPU. In both, the address behind a mapping is reserved and not mapped, so that
-an access beyond the end faults. Runs inside the sandbox as well: standard library only.
+an access beyond the end faults. `IpcMemory` serves drivers that share no memory by descriptor:
+there, poison lies behind a tensor. Runs inside the sandbox as well: standard library only.
 """
 
 import ctypes
@@ -23,7 +24,14 @@ _ELEMENT = 8
 _BALLAST, _HOLDS = 256 << 20, 200
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
-_ATTRIBUTES = {"major": 75, "minor": 76, "processors": 16, "l2": 38}
+_ATTRIBUTES = {"major": 75, "minor": 76, "processors": 16, "l2": 38, "shares descriptors": 103}
+#: `IpcMemory`: bytes of a handle; sizes are multiples of a granule, because the driver shares whole
+#: ones; bytes behind a tensor that only an access beyond its end can change.
+_IPC_HANDLE, _IPC_GRANULE, _IPC_MARGIN, _IPC_FLAGS = 64, 2 << 20, 64 << 10, 1
+#: How the judge's memory reaches the runner.
+BY_DESCRIPTOR, BY_IPC = "descriptors", "CUDA IPC"
+#: With this variable, the judge shares by CUDA IPC although the driver has descriptors. For tests.
+FORCE_IPC = "TRAPLINE_GPU_FORCE_IPC"
 
 
 class MemoryFault(Exception):
@@ -53,10 +61,18 @@ class _Access(ctypes.Structure):
     )
 
 
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("name", ctypes.c_ubyte * _IPC_HANDLE),)
+
+
 class CudaMemory:
     """Device 0 through the driver, in the primary context, which torch uses as well."""
 
-    device = "cuda"
+    device, sharing = "cuda", BY_DESCRIPTOR
+    #: Bytes behind a tensor that belong to its buffer and are checked; nothing is mapped there.
+    margin = 0
 
     def __init__(self) -> None:
         self._cu = ctypes.CDLL("libcuda.so.1")
@@ -66,10 +82,13 @@ class CudaMemory:
         self._context, self._ballast = ctypes.c_void_p(), ctypes.c_ulonglong()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self._call("cuCtxSetCurrent", self._context)
+        self.granule = self._granule()
+
+    def _granule(self) -> int:
         size = ctypes.c_size_t()
         what = ctypes.byref(self._properties())
         self._call("cuMemGetAllocationGranularity", ctypes.byref(size), what, ctypes.c_int(0))
-        self.granule = size.value
+        return size.value
 
     def _call(self, name: str, *args: Any) -> None:
         code = getattr(self._cu, name)(*args)
@@ -206,6 +225,39 @@ class CudaMemory:
         return value.value
 
 
+class IpcMemory(CudaMemory):
+    """Where the driver exports no descriptors: an IPC handle travels in a file of memory."""
+
+    sharing, margin = BY_IPC, _IPC_MARGIN
+
+    def _granule(self) -> int:
+        return _IPC_GRANULE
+
+    def create(self, size: int) -> tuple[Any, int]:
+        place, handle = ctypes.c_ulonglong(), _IpcHandle()
+        self._call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(size))
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), place)
+        descriptor = os.memfd_create("handle", os.MFD_CLOEXEC)
+        os.write(descriptor, bytes(handle))
+        return place.value, descriptor
+
+    def take(self, descriptor: int) -> Any:
+        return _IpcHandle.from_buffer_copy(os.pread(descriptor, _IPC_HANDLE, 0))
+
+    def map(self, handle: Any, size: int) -> int:
+        """The address: of the process that made the memory, or of the one that was handed it."""
+        del size
+        if isinstance(handle, int):
+            return handle
+        place, flags = ctypes.c_ulonglong(), ctypes.c_uint(_IPC_FLAGS)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(place), handle, flags)
+        return place.value
+
+    def release(self, handle: Any, address: int, size: int) -> None:
+        del handle, size
+        self._call("cuMemFree_v2", ctypes.c_ulonglong(address))
+
+
 class CudaFetcher:
     """Fetches single elements in stream order without making the device wait."""
 
@@ -251,7 +303,7 @@ class HostFetcher:
 class HostMemory:
     """Pages of this machine's memory, shared by descriptor."""
 
-    device = "cpu"
+    device, sharing, margin = "cpu", BY_DESCRIPTOR, 0
     granule = mmap.PAGESIZE
 
     def __init__(self) -> None:
@@ -346,9 +398,20 @@ def copy_late(memory: Memory, stream: int, copies: list[tuple[int, int, int]]) -
         memory.copy_on(stream, target, source, size)
 
 
-def memory(device: str) -> Memory:
+def memory(device: str, sharing: str) -> Memory:
     """The memory of `cuda` or of its stand-in, `cpu`."""
-    return CudaMemory() if device == "cuda" else HostMemory()
+    if device != "cuda":
+        return HostMemory()
+    return IpcMemory() if sharing == BY_IPC else CudaMemory()
+
+
+def judges_memory(device: str) -> Memory:
+    """Shared by descriptor where the driver can do that, else by CUDA IPC."""
+    if device != "cuda":
+        return memory(device, BY_DESCRIPTOR)
+    other = IpcMemory()
+    can = other.attribute("shares descriptors") and not os.environ.get(FORCE_IPC)
+    return memory(device, BY_DESCRIPTOR) if can else other
 
 
 @cache

@@ -62,6 +62,8 @@ class Rig:
         self.device = device
         self.judge: Judge | LocalJudge = LocalJudge(device) if local else Judge(device)
         self.granule: int = self.judge.facts["granule"]
+        #: Bytes behind each tensor that nobody may write; 0 where nothing is mapped there.
+        self.margin: int = self.judge.facts["margin"]
         #: The GPU's own number, for `turns`.
         self.gpu: str = self.judge.facts["uuid"]
         self._free: dict[int, list[Buffer]] = {}
@@ -122,7 +124,7 @@ class Rig:
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor in a buffer, at its end: behind it nothing is mapped."""
+    """A tensor in a buffer, at its end: behind it nothing is mapped, or lies the rig's margin."""
 
     buffer: Buffer
     offset: int
@@ -181,8 +183,8 @@ class Call:
 
     def _place(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Placed:
         size = span(shape, strides) * STORED[dtype].itemsize
-        buffer = self.rig.take(size)
-        offset = (buffer.size - size) // ALIGNMENT * ALIGNMENT
+        buffer = self.rig.take(size + self.rig.margin)
+        offset = (buffer.size - self.rig.margin - size) // ALIGNMENT * ALIGNMENT
         return Placed(buffer, offset, shape, strides, dtype)
 
     @property
@@ -247,10 +249,16 @@ class Call:
         return [place.dtype for place in (*self.outputs, *self.updated)]
 
     def check_borders(self) -> None:
-        """Nothing before an output was written; behind it, writing faults."""
+        """Nothing before or behind an output was written; where no margin is, writing faults."""
         for number, place in enumerate(self.outputs):
-            if not self.rig.judge.ask("is_poisoned", place.buffer.number, POISON, place.offset):
-                raise Violation(f"wrote outside its output {number}, before its beginning")
+            end = place.offset + place.span
+            for offset, size, where in (
+                (0, place.offset, "before its beginning"),
+                (end, place.buffer.size - end if self.rig.margin else 0, "behind its end"),
+            ):
+                is_poisoned = "is_poisoned", place.buffer.number, POISON, offset, size
+                if size and not self.rig.judge.ask(*is_poisoned):
+                    raise Violation(f"wrote outside its output {number}, {where}")
 
     def release(self) -> None:
         self.rig.give([place.buffer for place in self.placed])
@@ -294,7 +302,7 @@ class GpuSubmission(Submission):
         self._session = Session(self.folder, self.config, "gpu_runner")
         self._mapped = set()
         header = {"op": "import", "entries": list(entries), "device": self.rig.device}
-        header["module"] = self.config.entry
+        header |= {"module": self.config.entry, "buffers": self.rig.judge.facts["buffers"]}
         try:
             reply, body = self._session.ask(header, [self._library], IMPORT_SECONDS)
         except Violation as violation:

@@ -218,7 +218,7 @@ class Runner:
     def do_import(self, header: dict[str, Any], body: Any) -> Any:
         if header["device"] == "cpu":  # before Triton is imported
             os.environ["TRITON_INTERPRET"] = "1"
-        self.memory = self.modules["memory"].memory(header["device"])
+        self.memory = self.modules["memory"].memory(header["device"], header["buffers"])
         beside = os.path.dirname(os.path.abspath(__file__))
         if os.path.exists(os.path.join(self.folder, header["module"] + ".py")):
             self.answer = PythonAnswer(self.folder, self.memory, self.modules["tensors"])

@@ -3,7 +3,7 @@
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -125,9 +125,13 @@ def refuse_other_machines(store: Store, track: Track) -> None:
         theirs = {name: cell.versions.get(name) for name in here}
         if cell.score is not None and here and theirs != here:
             raise UsageError(
-                f"{store.where} was graded on {theirs}, and this machine has {here}; "
-                "choose another --out"
+                f"{store.where} was graded on {_in_words(theirs)}, and this machine has "
+                f"{_in_words(here)}; choose another --out"
             )
+
+
+def _in_words(facts: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {value or 'unknown'}" for name, value in facts.items())
 
 
 def _check_once(
