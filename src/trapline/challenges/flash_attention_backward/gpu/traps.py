@@ -10,10 +10,10 @@ from trapline.challenges.flash_attention_backward.gpu.cases import Problem, argu
 from trapline.challenges.flash_attention_forward.gpu.cases import Sizes
 
 # Lines of the gold solution that several mutants edit.
-_LAST = "            QUERIES=streamed, KEYS=held, **options,\n        )  # fmt: skip\n"
+_LAST = "            dout, q, k, v, lse, delta, dk, dv, *sizes, *strides, **options\n        )\n"
 _STRIDES = "*dout.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]"
-_KEY_SLOPE = "slope = (weights * (slope - minus)).to(queries.dtype)"
-_QUERY_SLOPE = "slope = (weights * (slope - minus)).to(keys.dtype)"
+_KEY_SLOPE = "slope = (weights * (slope - minus[:, None])).to(queries.dtype)"
+_QUERY_SLOPE = "slope = (weights * (slope - minus[:, None])).to(keys.dtype)"
 
 
 def ordinary(submission: Submission, rng: Rng) -> None:
@@ -76,7 +76,7 @@ def group_in_turn(submission: Submission, rng: Rng) -> None:
     catches="causal attention is aligned at the first key",
     severity="critical",
     story="With T ≠ S query t sees the keys j ≤ t + S − T, in both directions.",
-    mutant=edit("columns <= rows + shift", "columns <= rows"),
+    mutant=edit("columns[None, :] <= rows[:, None] + shift", "columns[None, :] <= rows[:, None]"),
     control=equal_lengths,
 )
 def causal_alignment(submission: Submission, rng: Rng) -> None:
@@ -87,7 +87,9 @@ def causal_alignment(submission: Submission, rng: Rng) -> None:
     catches="a query does not see its own key",
     severity="critical",
     story="The mask says < where it must say ≤.",
-    mutant=edit("columns <= rows + shift", "columns < rows + shift"),
+    mutant=edit(
+        "columns[None, :] <= rows[:, None] + shift", "columns[None, :] < rows[:, None] + shift"
+    ),
     control=ordinary,
 )
 def own_key_hidden(submission: Submission, rng: Rng) -> None:
@@ -98,7 +100,7 @@ def own_key_hidden(submission: Submission, rng: Rng) -> None:
     catches="the causal mask is missing in the gradients",
     severity="critical",
     story="The forward pass has it; weights of hidden keys come out of the saved lse.",
-    mutant=edit("        if CAUSAL:\n            seen", "        if False:\n            seen"),
+    mutant=edit("    if CAUSAL:\n        seen = seen", "    if False:\n        seen = seen"),
     control=ordinary,
 )
 def mask_missing(submission: Submission, rng: Rng) -> None:
@@ -109,7 +111,10 @@ def mask_missing(submission: Submission, rng: Rng) -> None:
     catches="queries that do not fill a tile are left out of dk and dv",
     severity="critical",
     story="T is not a multiple of the tile.",
-    mutant=edit("whole, last = 0, 0, T", "whole, last = 0, 0, tl.maximum(T // 16 * 16, 1)"),
+    mutant=edit(
+        "for start in range(first_query, T, QUERIES):",
+        "for start in range(first_query, tl.maximum(T // 16 * 16, 1), QUERIES):",
+    ),
     control=ordinary,
 )
 def tail_queries_dropped(submission: Submission, rng: Rng) -> None:
@@ -122,7 +127,7 @@ def tail_queries_dropped(submission: Submission, rng: Rng) -> None:
     catches="keys that do not fill a tile are left out of dq",
     severity="critical",
     story="S is not a multiple of the tile.",
-    mutant=edit("scale, whole, last, KEYS", "scale, whole, tl.maximum(last // 16 * 16, 1), KEYS"),
+    mutant=edit("range(0, last, KEYS)", "range(0, tl.maximum(last // 16 * 16, 1), KEYS)"),
     control=ordinary,
 )
 def tail_keys_dropped(submission: Submission, rng: Rng) -> None:
@@ -136,10 +141,10 @@ def tail_keys_dropped(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Its lse is −inf, and −inf − (−inf) is NaN; it spoils dk and dv of all keys.",
     mutant=edits(
-        ('base = tl.where(lse == -float("inf"), 0.0, lse) * LOG2_E', "base = lse * LOG2_E"),
+        ('base = tl.where(lse == -float("inf"), 0.0, lse)', "base = lse"),
         (
-            'powers = tl.where(seen, powers, -float("inf"))',
-            'powers = tl.where(seen, scores, -float("inf")) - base',
+            'tl.where(seen, scores - base[:, None], -float("inf"))',
+            '(tl.where(seen, scores, -float("inf")) - base[:, None])',
         ),
     ),
     control=ordinary,
@@ -152,7 +157,10 @@ def no_visible_key(submission: Submission, rng: Rng) -> None:
     catches="the saved lse is taken for a logarithm to base 2",
     severity="critical",
     story="Scores are scaled by log2 e for exp2, the lse is not.",
-    mutant=edit('-float("inf"), 0.0, lse) * LOG2_E', '-float("inf"), 0.0, lse)'),
+    mutant=edit(
+        'tl.exp2(tl.where(seen, scores - base[:, None], -float("inf")) * LOG2_E)',
+        'tl.exp2(tl.where(seen, scores * LOG2_E - base[:, None], -float("inf")))',
+    ),
 )
 def lse_in_base_two(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=4, S=9)))
@@ -212,8 +220,8 @@ def exact_in_half(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="1 + 2⁻¹² is 1 in TF32, float16 and bfloat16.",
     mutant=edit(
-        "narrow = weights.to(gradient.dtype)",
-        "narrow = weights.to(tl.float16).to(gradient.dtype)",
+        "narrow = tl.trans(weights.to(gradient.dtype))",
+        "narrow = tl.trans(weights.to(tl.float16).to(gradient.dtype))",
     ),
     control=exact_in_half,
 )
@@ -276,8 +284,8 @@ def heads_beyond_65535(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="batch * stride overflows an int.",
     mutant=edit(
-        "queries = q + batch * q_b + h * q_h + at",
-        "queries = q + batch.to(tl.int32) * q_b.to(tl.int32) + h * q_h + at",
+        "queries = q + batch * q_b + h * q_h",
+        "queries = q + batch.to(tl.int32) * q_b.to(tl.int32) + h * q_h",
     ),
     control=ordinary,
 )
