@@ -52,7 +52,7 @@ def replay(
         print(f"  differs: {difference}")
     if result.differences:
         raise typer.Exit(NOT_HELD)
-    print("same verdicts")
+    print(result.agreement)
 
 
 def read_evidence(bundle: str, run: str | None) -> Bundle:

@@ -1,9 +1,10 @@
-"""The numeric difference of a replay."""
+"""What differs between a verdict and its replay."""
 
 from datetime import UTC, datetime
 
-from trapline.arena.record import Cell, Dimension
-from trapline.arena.runs.replay import Replay
+from trapline.arena.judge.rubric import letter
+from trapline.arena.record import Cell, Dimension, Finding
+from trapline.arena.runs.replay import Replay, _differences
 
 
 def _cell(score, **dimensions):
@@ -12,7 +13,7 @@ def _cell(score, **dimensions):
         challenge="one",
         state="pass",
         score=score,
-        letter="A",
+        letter=letter(score),
         reason="",
         isolation="process",
         dimensions={n: Dimension(score=value, reason="") for n, value in dimensions.items()},
@@ -37,3 +38,23 @@ def test_difference_names_what_moved_and_nothing_else():
 def test_equal_verdicts_did_not_move():
     one = _cell(95.0, speed=80.0)
     assert Replay(before=one, after=one, differences=[]).moved == {}
+
+
+def test_another_letter_is_not_the_same_verdict():
+    before, moved, lower = _cell(93.0), _cell(93.4), _cell(92.9)
+    assert Replay(before=before, after=moved, differences=[]).agreement == "same verdicts"
+    said = Replay(before=before, after=lower, differences=[]).agreement
+    assert said == "same checks and findings; the letter differs by what was measured"
+
+
+def test_finding_that_is_less_certain_is_a_difference():
+    def cell(certainty):
+        finding = Finding(
+            cause="a", certainty=certainty, severity="minor", sentence="A bug.", explains=["a"]
+        )
+        return _cell(95.0).model_copy(update={"findings": [finding]})
+
+    assert _differences(cell("confirmed"), cell("confirmed")) == []
+    assert _differences(cell("confirmed"), cell("likely")) == [
+        "findings: a (confirmed) before, a (likely) now"
+    ]

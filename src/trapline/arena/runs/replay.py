@@ -30,6 +30,13 @@ class Replay(Record):
             if before is not None and now is not None and round(now - before, 1)
         }
 
+    @property
+    def agreement(self) -> str:
+        """What is the same where nothing differs but measured values."""
+        if self.before.letter == self.after.letter:
+            return "same verdicts"
+        return "same checks and findings; the letter differs by what was measured"
+
 
 def replay(bundle: Bundle, level: Level, trap_set: Path | None = None) -> Replay:
     before = bundle.cell
@@ -82,4 +89,5 @@ def _differences(before: Cell, after: Cell) -> list[str]:
 
 
 def _causes(cell: Cell) -> str:
-    return ", ".join(finding.cause for finding in cell.findings) or "none"
+    found = [f"{finding.cause} ({finding.certainty})" for finding in cell.findings]
+    return ", ".join(found) or "none"
