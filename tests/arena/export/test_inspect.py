@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trapline.arena.challenge import load, load_all
-from trapline.arena.errors import UsageError
+from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.export.eval_logs import Run, write_eval_logs
 from trapline.arena.export.inspect_package import write_package
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
@@ -143,3 +143,9 @@ def test_run_becomes_logs_that_inspect_reads(tmp_path):
 def test_empty_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no graded cell"):
         write_eval_logs(Run("empty", [], {}, lambda address: None), tmp_path)
+
+
+def test_missing_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    with pytest.raises(MissingError, match=r"pip install 'trapline\[inspect\]'"):
+        write_eval_logs(Run("nightly", [], {}, lambda address: None), tmp_path)

@@ -164,5 +164,8 @@ def _inspect() -> Any:
         import inspect_ai.model
         import inspect_ai.scorer
     except ImportError:
-        raise MissingError("Inspect logs need the inspect-ai package: trapline[inspect]") from None
+        raise MissingError(
+            "Inspect logs need the package inspect-ai; install it with: "
+            "pip install 'trapline[inspect]'"
+        ) from None
     return inspect_ai
