@@ -103,9 +103,5 @@ def test_every_fault_is_handled_from_prompt_to_report(solved, tmp_path, level):
         "gold is gold"
     )
     assert not list(tmp_path.rglob("evil.py"))
-    holding = [path for path in tmp_path.rglob("*") if path.is_file() and holds_the_key(path)]
-    assert holding == []
-
-
-def holds_the_key(path):
-    return KEY.encode() in path.read_bytes()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []

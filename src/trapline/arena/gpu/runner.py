@@ -21,6 +21,8 @@ _DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
 _MOST_DIMENSIONS = 5
 #: The log of a failed compilation is cut in the middle of nowhere useful: keep its beginning.
 _MOST_LOG = 4000
+#: In lines of the compiler or the linker that say what is wrong.
+_ERROR_WORDS = ("error", "ld: ", "undefined reference")
 _READ = {"float32": "f", "float16": "e", "int32": "i", "int64": "q", "uint8": "B", "bool": "B"}
 
 
@@ -163,15 +165,11 @@ def compiled(source: str, memory: Any, include: str) -> tuple[bytes, str]:
         raise CompileError(f"nvcc cannot be started here: {error}") from None
     log = (done.stdout + done.stderr).replace(folder + "/", "")
     if done.returncode:
-        lines = [line for line in log.splitlines() if _is_error(line)] or log.splitlines()
+        lines = log.splitlines()
+        lines = [one for one in lines if any(word in one for word in _ERROR_WORDS)] or lines
         raise CompileError("\n".join(lines[:8])[:_MOST_LOG] or "nvcc failed without a message")
     with open("compiled.so", "rb") as file:
         return file.read(), log[:_MOST_LOG]
-
-
-def _is_error(line: str) -> bool:
-    """A line of the compiler or the linker that says what is wrong."""
-    return any(word in line for word in ("error", "ld: ", "undefined reference"))
 
 
 class Runner:

@@ -133,7 +133,10 @@ class Redactor:
         """In the order of their use: names come last, so that a home path is hidden whole."""
         people = sorted(self.learned | self.asked, key=lambda name: (-len(name), name))
         return [
-            *((kind, _literal(value)) for value, kind in self._values),
+            *(
+                (kind, re.compile(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"))
+                for value, kind in self._values
+            ),
             *_RULES,
             *(("name", pattern_of(name, anywhere=name in self.asked)) for name in people),
         ]
@@ -210,10 +213,6 @@ def is_random(text: str) -> bool:
 def _entropy(text: str) -> float:
     counts = Counter(text)
     return -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values())
-
-
-def _literal(value: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])")
 
 
 def _line(text: str, offset: int) -> int:

@@ -24,6 +24,7 @@ _GENERIC = """
 """
 GENERIC = frozenset(_GENERIC.split())
 _NAME = r"[A-Za-z_][\w.-]{1,63}"
+#: Up to three words, as in `kim`, `kim.lee` or `Kim Lee`.
 _FULL_NAME = r"[^\W\d_][\w.'-]*(?: [\w.'-]+){0,2}"
 _SLASH = r"(?:\\?/|%2[Ff])"
 #: The path of a home folder up to the user's name; `/mnt/c/Users` is Windows seen from Linux.
@@ -63,12 +64,8 @@ def learn_names(text: str) -> frozenset[str]:
 def names_in_value(value: str) -> frozenset[str]:
     """The names in the value of one of NAME_KEYS; none if it is not a name but a sentence."""
     value = value.strip()
-    return frozenset(_worth_hiding([value])) if is_name(value) else frozenset()
-
-
-def is_name(value: str) -> bool:
-    """Up to three words, as in `kim`, `kim.lee` or `Kim Lee`."""
-    return len(value) <= 64 and re.fullmatch(_FULL_NAME, value) is not None
+    is_name = len(value) <= 64 and re.fullmatch(_FULL_NAME, value)
+    return frozenset(_worth_hiding([value])) if is_name else frozenset()
 
 
 def _worth_hiding(names: Iterable[str]) -> Iterator[str]:
