@@ -1,4 +1,7 @@
-"""The weights unpacked in the dtype of x, and torch's own product."""
+"""The weights unpacked in the dtype of x, and torch's own product.
+
+bfloat16 is shorter than the scales: what rounding takes from them has a product of its own.
+"""
 
 import torch
 
@@ -11,4 +14,8 @@ def _weights(packed, scales, K, dtype):
 
 
 def ternary_matmul(packed, scales, x, out):
-    torch.mm(x, _weights(packed, scales, x.shape[1], x.dtype).T, out=out)
+    K, dtype = x.shape[1], x.dtype
+    torch.mm(x, _weights(packed, scales, K, dtype).T, out=out)
+    if dtype == torch.bfloat16:
+        rest = scales - scales.to(dtype).to(scales.dtype)
+        out.addmm_(x, _weights(packed, rest, K, dtype).T)
