@@ -9,24 +9,34 @@ from pathlib import Path
 
 import pytest
 
-INTERPRET = Path(__file__).parent / "interpret.py"
+SERVER = [sys.executable, str(Path(__file__).parent / "script_server.py")]
 
 
 @pytest.fixture(scope="session")
 def run_script():
     """Runs a script with a folder as its argument; it must succeed.
 
-    A process of its own: whether Triton interprets is decided when it is imported.
+    In a process of its own, the child of one with torch and Triton: whether Triton interprets is
+    decided when it is imported.
     """
+    servers = {}
 
-    def run(script: Path, folder: Path, **environment: str) -> None:
-        ours = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environment}
-        runner = [str(INTERPRET)] if environment.get("TRITON_INTERPRET") == "1" else []
-        command = [sys.executable, *runner, str(script), str(folder)]
-        done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
+    def run(script: Path, folder: Path, TRITON_INTERPRET: str, **environment: str) -> None:
+        server = servers.get(TRITON_INTERPRET)
+        if server is None:
+            ours = {**os.environ, "TRITON_INTERPRET": TRITON_INTERPRET}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            server = subprocess.Popen(SERVER, env=ours, text=True, bufsize=1, **pipes)
+            servers[TRITON_INTERPRET] = server
+        environment = {"TRITON_CACHE_DIR": str(folder / "cache"), **environment}
+        server.stdin.write(json.dumps([str(script), str(folder), environment]) + "\n")
+        status = server.stdout.readline()
+        assert status == "0\n", f"{status}: {(folder / 'said.txt').read_text()[-4000:]}"
 
-    return run
+    yield run
+    for server in servers.values():
+        server.stdin.close()
+        server.wait(60)
 
 
 @pytest.fixture(scope="module")

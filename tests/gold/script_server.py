@@ -1,17 +1,26 @@
-"""interpret.py SCRIPT FOLDER: runs a script whose kernels Triton interprets, a third faster.
+"""Runs scripts that need torch and Triton, each in a child of one process that imports both once.
 
-Triton's interpreter searches all members of its language for each call of a function, builds a
-table of dtypes for each operation, and reduces one element at a time. The three functions below
-compute the same, but for the order of a reduction by a function of a kernel: it combines pairs of
-neighbours, as a GPU may, and not one element after another.
+A line of its input is a JSON list: a script, its argument, and its environment; what the script
+says goes to the file `said.txt` of the folder that is its argument, and its exit status to the
+output.
+
+With TRITON_INTERPRET=1 kernels are interpreted, a third faster than Triton does: its interpreter
+searches all members of its language for each call of a function, builds a table of dtypes for each
+operation, and reduces one element at a time. The three functions below compute the same, but for
+the order of a reduction by a function of a kernel: it combines pairs of neighbours, as a GPU may,
+and not one element after another.
 """
 
 import inspect
+import json
+import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
+import torch  # noqa: F401  for the scripts
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -63,14 +72,36 @@ def reduce_by_pairs(self, given):
     return [self.to_tensor(data, arg.dtype) for data, arg in zip(results, given, strict=True)]
 
 
-def main(script: str, *rest: str) -> None:
-    interpreter._patch_builtin = patch_builtin
-    interpreter._get_np_dtype = numpy_dtype
-    interpreter.ReduceOps.generic_reduce = reduce_by_pairs
-    sys.argv = [script, *rest]
+def in_child(script: str, folder: str, environment: dict[str, str]) -> int:
+    with (Path(folder) / "said.txt").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    os.environ.update(environment)
+    sys.argv = [script, folder]
     sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> None:
+    if os.environ["TRITON_INTERPRET"] == "1":
+        interpreter._patch_builtin = patch_builtin
+        interpreter._get_np_dtype = numpy_dtype
+        interpreter.ReduceOps.generic_reduce = reduce_by_pairs
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            status = in_child(*json.loads(line))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
