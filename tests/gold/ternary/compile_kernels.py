@@ -13,12 +13,12 @@ import triton
 
 from trapline.gold.device import compile_for_hopper
 from trapline.gold.ternary.hopper import many_rows as kernels_many
-from trapline.gold.ternary.hopper import many_rows_wide as kernels_many_wide
+from trapline.gold.ternary.hopper import many_rows_registers as kernels_registers
 from trapline.gold.ternary.hopper.few_rows import few_rows_kernel
 from trapline.gold.ternary.hopper.few_rows_ring import ring_kernel
 from trapline.gold.ternary.triton import packed_matmul as kernels
 
-KINDS = {str(dtype): dtype for dtype in kernels_many_wide.TYPES.values()}
+KINDS = {str(dtype): dtype for dtype in kernels_registers.TYPES.values()}
 
 
 def main(folder: Path) -> None:
@@ -53,33 +53,27 @@ def few(groups, rows, kind, settled) -> dict[str, object]:
 def many(rows, N, groups, kind, settled) -> dict[str, object]:
     how = kernels_many.cut(rows, N, groups, 132)
     y = kind if how.split == 1 else "fp32"
-    fixed = {"GROUPS": groups, "SPLIT": how.split, "STAGES": how.stages}
-    fixed |= {"BLOCK_M": how.rows_of_x, "BLOCK_N": how.rows}
-    if how.wide:
-        layout = kernels_many_wide.tile_layout(how.rows_of_x, KINDS[kind])
-        x = f"tensordesc<{kind}{[how.rows_of_x, 128]},{layout!r}>"
-        fixed |= {"WARPS": how.warps, "SETTLED": settled, "DTYPE": KINDS[kind]}
-        kernel, types = kernels_many_wide.wide_kernel, {"x": x, "y": f"*{y}"}
-    else:
-        fixed["PAIRS"] = how.pairs
-        kernel, types = kernels_many.many_rows_kernel, {"x_ptr": f"*{kind}", "y_ptr": f"*{y}"}
-    types |= {"scales": "*fp16", "scales_ptr": "*fp16", "M": "i32", "N": "i32"}
-    types |= {"planes": "*i32", "words_ptr": "*i32"}
-    made = compile_for_hopper(
-        kernel, types, fixed, aligned=("N",), warps=how.warps, stages=how.stages
-    )
+    x = kernels_registers.tile_layout(how.rows_of_x, KINDS[kind])
+    codes = kernels_registers.codes_layout(how.rows, how.pack)
+    types = {"scales": "*fp16", "y": f"*{y}", "M": "i32", "N": "i32"}
+    types["x"] = f"tensordesc<{kind}{[how.rows_of_x, 128]},{x!r}>"
+    types["planes"] = f"tensordesc<i32{[how.rows, 8 * how.pack]},{codes!r}>"
+    fixed = kernels_registers.constants(how, groups, settled)
+    made = compile_for_hopper(kernels_registers.registers_kernel, types, fixed, aligned=("N",))
     if how.split > 1:
         parts = {"parts_ptr": "*fp32", "y_ptr": f"*{kind}", "size": "i32"}
         adding = {"SPLIT": how.split, "BLOCK": kernels_many.ADDED}
         compile_for_hopper(kernels_many.add_parts_kernel, parts, adding)
     ptx = made.asm["ptx"]
+    products = re.findall(r"wgmma\.mma_async\S*\s*\{[^}]*\},\s*(\{|%rd)", ptx)
     return {
         "split": how.split,
         "whole": groups % how.split == 0,
         "shared": made.metadata.shared,
-        "products": ptx.count("wgmma.mma_async"),
-        "asked before": ptx.index("ld.global") < ptx.index("griddepcontrol.wait"),
-        "may ask before": how.wide and settled,
+        "products": len(products),
+        "from registers": products.count("{"),
+        "waits": ptx.count("griddepcontrol.wait"),
+        "parts of a program": how.consumers + 1,
     }
 
 

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold.ternary import packed_linear as fast  # noqa: E402
+from trapline.gold.ternary.hopper.many_rows import ManyRowsTiles, many_rows  # noqa: E402
 from trapline.gold.ternary.triton import packed_matmul as kernels  # noqa: E402
 
 pytestmark = pytest.mark.needs_gpu
@@ -118,6 +119,36 @@ def test_every_kind_of_plan(K, rows, plan, dtype):
             y = torch.full((rows, N), torch.nan, device="cuda", dtype=dtype)
             torch.cuda.synchronize()
             kernels.few_rows(x, plane, scales, y, settled=settled, plan=plan)
+            agree(y, x, plane, scales)
+
+
+#: Columns, rows of x, how: both heights and numbers of warpgroups, one and two groups a step, rows
+#: shared by programs, one set of sums, more stages than steps and fewer.
+TILES = [
+    (2560, 16, ManyRowsTiles(16, 64, 2, 8, 1, 1)),
+    (2560, 9, ManyRowsTiles(16, 64, 4, 4, 2, 1)),
+    (1152, 32, ManyRowsTiles(32, 64, 4, 8, 1, 3)),
+    (8192, 33, ManyRowsTiles(64, 64, 4, 6, 1, 1)),
+    (1024, 64, ManyRowsTiles(64, 128, 2, 3, 2, 2)),
+    (2560, 200, ManyRowsTiles(128, 64, 2, 2, 2, 1)),
+    (384, 128, ManyRowsTiles(128, 128, 2, 5, 1, 1, True)),
+    (2560, 256, ManyRowsTiles(128, 128, 2, 2, 1, 5, True)),
+    (1280, 300, ManyRowsTiles(256, 64, 2, 3, 1, 1, True)),
+]
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(("K", "rows", "how"), TILES)
+def test_every_kind_of_tiles(K, rows, how, dtype):
+    """With and without waiting for the weights; some scales are 0 beside codes that are not."""
+    for N in (5, 256 * 133 + 9):
+        x, plane, scales = drawn(rows, N, K, dtype, seed=N)
+        scales[::3, 0] = 0
+        scales[1::5, -1] = 0
+        for settled in (False, True):
+            y = torch.full((rows, N), torch.nan, device="cuda", dtype=dtype)
+            torch.cuda.synchronize()
+            many_rows(x, plane, scales, y, settled=settled, how=how)
             agree(y, x, plane, scales)
 
 

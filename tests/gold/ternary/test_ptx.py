@@ -126,12 +126,15 @@ def test_multiplication_of_words_and_activations(kind):
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
-def test_unpacked_codes_are_in_order(kind):
+def test_unpacked_codes_are_those_of_the_lanes_quarter(kind):
+    """As wgmma has them: lane c of four holds columns 2c, 2c + 1, 2c + 8 and 2c + 9."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 3, (32, 16), dtype=np.uint32)
     words = np.bitwise_or.reduce(codes << 2 * np.arange(16, dtype=np.uint32), axis=1)
-    found = run(text.unpack(kind), {"$16": words}, kind)
-    for place in range(16):
+    shift = (4 * C).astype(np.uint32)
+    found = run(text.unpack_quarter(kind), {"$4": words, "$5": shift}, kind)
+    for place, column in enumerate((0, 1, 8, 9)):
         both = np.repeat(found[f"${place}"].astype(np.uint16)[:, None], 2, 1).copy()
         got = numbers(both.view(np.uint32)[:, 0], kind)[:, 0]
-        np.testing.assert_array_equal(got * text.CODE_UNITS, codes[:, place].astype(int) - 1)
+        wanted = codes[LANES, 2 * C + column].astype(int) - 1
+        np.testing.assert_array_equal(got * text.CODE_UNITS, wanted)

@@ -91,25 +91,25 @@ def zero_codes(kind: str) -> str:
 ZERO_CODES_NEEDS = "=&f," * 4 + "r," * 8 + "f,f,f,f"
 
 
-def unpack(kind: str) -> str:
-    """The 16 codes of a word, in order, as 16-bit numbers −¼, 0, ¼.
+def unpack_quarter(kind: str) -> str:
+    """Four of the 16 codes of a word as 16-bit numbers −¼, 0, ¼: those a lane of wgmma needs.
 
-    Neighbours share a register: code 2i in the lower half, 2i + 1 in the upper one. So the half of
-    the word they lie in is doubled; shifted by 4i, they are the bits 0 and 18 on.
+    Operands: the numbers of codes 2q, 2q + 1, 2q + 8 and 2q + 9; the word; 4q. Neighbours share a
+    register, so the half of the word they lie in is doubled: they are the bits 0 and 18 on.
     """
     low, high = _power(kind, 0), _power(kind, 2)
-    lines = ["{ .reg .b32 h<2>, s, v, p, o;", f"mov.b32 p, {high << 16 | low:#x};"]
+    lines = ["{ .reg .b32 s, h0, h1, p, o;", f"mov.b32 p, {high << 16 | low:#x};"]
     lines.append(f"mov.b32 o, {(high | 4) << 16 | low | 1:#x};")
-    lines += ["prmt.b32 h0, $16, $16, 0x1010;", "prmt.b32 h1, $16, $16, 0x3232;"]
-    for i in range(8):
-        lines.append(f"shr.u32 s, h{i // 4}, {i % 4 * 4};")
-        lines.append("lop3.b32 v, s, 0xc0003, p, 0xEA;")
-        lines.append(f"sub.{kind}x2 v, v, o;")
-        lines.append(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, v;")
+    lines.append("shr.u32 s, $4, $5;")
+    for half, bytes_of_half in enumerate(("0x1010", "0x3232")):
+        lines.append(f"prmt.b32 h{half}, s, s, {bytes_of_half};")
+        lines.append(f"lop3.b32 h{half}, h{half}, 0xc0003, p, 0xEA;")
+        lines.append(f"sub.{kind}x2 h{half}, h{half}, o;")
+        lines.append(f"mov.b32 {{${2 * half}, ${2 * half + 1}}}, h{half};")
     return "\n".join([*lines, "}"])
 
 
-UNPACK_NEEDS = "=h," * 16 + "r"
+UNPACK_QUARTER_NEEDS = "=h,=h,=h,=h,r,r"
 
 
 def _power(kind: str, bit: int) -> int:
