@@ -17,6 +17,7 @@ def main(folder: Path) -> None:
     problems = json.loads((folder / "problems.json").read_text())
     for number, (shape, k, kind, processors) in enumerate(problems):
         kernels.processors = lambda _, count=processors: count
+        plans.SHORT = 512 if processors > 1 or shape[1] <= plans.MANY_TILE else 4 * plans.MANY_TILE
         dtype = (torch.float32, torch.float16)[number % 2]
         x = made(shape, kind).to(dtype)
         each = torch.linspace(0.5, 2.0, shape[0]) if number % 3 else None

@@ -34,7 +34,8 @@ PROBLEMS = [
     ((1, 600), 1, "normal"),
 ]
 #: More rows than processors, of which there is one here: rows of more than 128 stay in the cache.
-#: The last are so many that four warps select.
+#: Of the longest, pieces of three tiles are read again, and all of a row of equal logits. The last
+#: are so many that four warps select.
 MANY = [
     ((2, 301), 5, "normal"),
     ((2, 129), 129, "coarse"),
@@ -43,6 +44,8 @@ MANY = [
     ((2, 500), 33, "not a number"),
     ((2, 300), 80, "not a number"),
     ((2, 400), 90, "masked"),
+    ((2, 5001), 40, "normal"),
+    ((2, 5001), 9, "constant"),
     ((5, 600), 20, "normal"),
 ]
 PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]

@@ -30,12 +30,15 @@ from trapline.gold.softmax_topk.triton.keys import (
 from trapline.gold.softmax_topk.triton.long_rows import edge
 from trapline.gold.softmax_topk.triton.shared_memory import (
     add,
+    cell,
     cells_for,
     count_in,
     emptied,
     pair,
     put,
     room_for,
+    set_cell,
+    space,
 )
 
 #: Rounds of bisection on values, before bisection on bits.
@@ -60,11 +63,13 @@ def tile_at(base, start, skip, end, TILE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def first_look(
-    base, skip, end, scale, TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr
+    base, maxima, skip, end, scale,
+    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """Every thread's largest logit, and its sum of powers relative to that.
 
-    The next tile is on its way while one is added.
+    The next tile is on its way while one is added. LISTED: a thread's largest logit of each tile
+    goes to `maxima`.
     """
     peak = tl.full([THREADS], float("-inf"), tl.float32)
     total = tl.zeros([THREADS], tl.float32)
@@ -73,7 +78,11 @@ def first_look(
         x = ahead.to(tl.float32)
         ahead = stored_at(base, start + TILE, skip, end, TILE, WIDTH)
         held = tl.reshape(x, [TILE // (THREADS * WIDTH), THREADS, WIDTH])
-        new = larger(peak, tl.reduce(tl.reduce(held, 2, larger), 0, larger))
+        best = tl.reduce(tl.reduce(held, 2, larger), 0, larger)
+        if LISTED > 0:
+            number = start // TILE * THREADS + tl.arange(0, THREADS)
+            set_cell(maxima, number, best.to(tl.int32, bitcast=True))
+        new = larger(peak, best)
         origin = origin_of(new)
         powers = tl.exp2((held - origin[None, :, None]) * scale)
         total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
@@ -153,6 +162,51 @@ def keep_reached(
 
 
 @triton.jit
+def piece_logits(
+    base, listed, first, count, skip, end,
+    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Logits of PIECES of the listed pieces, and columns, which are −1 for those not in the row.
+
+    A piece is what one thread held of one tile, 16 bytes at a time.
+    """
+    slot = first + tl.arange(0, PIECES)
+    _, number = pair(listed, slot)
+    number = tl.where(slot < count, number, 0)[:, None]
+    of_thread = tl.arange(0, TILE // THREADS)[None, :]
+    position = number // THREADS * TILE + number % THREADS * WIDTH
+    position += of_thread // WIDTH * (THREADS * WIDTH) + of_thread % WIDTH
+    here = (slot < count)[:, None]
+    x = tl.load(base + position, mask=here & (position < tl.cdiv(end, WIDTH) * WIDTH), other=0.0)
+    column = tl.where(here & (position >= skip) & (position < end), position - skip, -1)
+    SIZE: tl.constexpr = PIECES * (TILE // THREADS)
+    return tl.reshape(x.to(tl.float32), [SIZE]), tl.reshape(column, [SIZE])
+
+
+@triton.jit
+def keep_listed(
+    room, listed, maxima, base, skip, end, least,
+    TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
+    TILES: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """`keep_reached`, but only pieces whose maximum reaches `least` are read again.
+
+    Where more than LISTED do, as of equal logits, the whole row is.
+    """
+    number = tl.arange(0, TILES * THREADS)
+    best = cell(maxima, number).to(tl.float32, bitcast=True)
+    number = tl.where(number < tl.cdiv(end, TILE) * THREADS, number, -1)
+    add(listed, best, number, least, LISTED, THREADS, False)
+    tl.debug_barrier()
+    count = count_in(listed)
+    if count > LISTED:
+        keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, True)
+    else:
+        x, column = piece_logits(base, listed, 0, count, skip, end, TILE, THREADS, WIDTH, LISTED)
+        add(room, x, column, least, CAP, THREADS, False)
+
+
+@triton.jit
 def keep_exactly_again(
     room, base, skip, end, K,
     TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
@@ -209,6 +263,7 @@ def many_kernel(
     V, K, logits_row, log, deviations,
     TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
     CAP: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    TILES: tl.constexpr, LISTED: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What is not below a threshold is kept and ranked, as in `short_kernel`.
@@ -220,19 +275,32 @@ def many_kernel(
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
     base = logits + (row * logits_row // WIDTH) * WIDTH
     end = V + skip
-    room = room_for(rooms, row * (3 * CAP + 2), CAP)
-    cells = cells_for(rooms, row * (3 * CAP + 2) + 2 * CAP + 2, CAP)
+    at = row * (3 * CAP + 4 + 2 * LISTED + TILES * THREADS)
+    room = room_for(rooms, at, CAP)
+    cells = cells_for(rooms, at + 2 * CAP + 2, CAP)
+    if LISTED > 0:
+        listed = room_for(rooms, at + 3 * CAP + 2, LISTED)
+        maxima = space(rooms, at + 3 * CAP + 4 + 2 * LISTED, 4 * TILES * THREADS)
+    else:
+        listed, maxima = room, cells
     tl.debug_barrier()
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
-    each, share = first_look(base, skip, end, scale, TILE, THREADS, WIDTH)
+    each, share = first_look(base, maxima, skip, end, scale, TILE, THREADS, WIDTH, LISTED)
     peak = tl.reduce(each, 0, larger)
     if RANKED:
         least = threshold(group_maxima(each, GROUPS), K)
     else:
         least = likely_bound(base, skip, end, deviations, TILE, WIDTH)
-    keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, RANKED)
+    if LISTED > 0:
+        tl.debug_barrier()
+        keep_listed(
+            room, listed, maxima, base, skip, end, least,
+            TILE, CAP, THREADS, WIDTH, TILES, LISTED,
+        )  # fmt: skip
+    else:
+        keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, RANKED)
     total = tl.sum(share * tl.exp2((each - origin_of(peak)) * scale), 0)
     tl.debug_barrier()
     kept = count_in(room)

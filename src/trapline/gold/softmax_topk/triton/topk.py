@@ -149,11 +149,16 @@ def run_many(call: _Call, plan: Many) -> None:
     x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
     many_kernel[(rows,)](
-        *(x, *warm, rooms(x, 3 * plan.cap + 2), *answers),
+        *(x, *warm, rooms(x, many_room(plan)), *answers),
         *(vocabulary, k, x.stride(0), int(log), plan.deviations),
         **many_launch(plan, width_of(x), _SHIFT[x.dtype]),
         **same,
     )
+
+
+def many_room(plan: Many) -> int:
+    """Words of a row's lists and counters."""
+    return 3 * plan.cap + 4 + 2 * plan.listed + plan.tiles * 32 * plan.warps
 
 
 def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
@@ -164,6 +169,8 @@ def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
         "GROUPS": plan.groups,
         "CAP": plan.cap,
         "ANSWERS": plan.answers,
+        "TILES": plan.tiles,
+        "LISTED": plan.listed,
         "SHIFT": shift,
         "RANKED": plan.ranked,
         "num_warps": plan.warps,

@@ -62,9 +62,13 @@ class Many(NamedTuple):
     answers: int
     ranked: bool
     deviations: float  # of normally distributed logits: as many are larger as fit well
+    tiles: int  # of a row, if pieces of them are listed and read again; a power of two
+    listed: int  # such pieces; 0: the whole row is read again
 
 
 MANY_TILE, MANY_WARPS, MANY_REGISTERS = 2048, 8, {True: 40, False: 64}
+#: Numbers of tiles of a row whose maxima are kept in shared memory; pieces that are read again.
+MANY_TILES, MANY_LISTED = (4, 8), 128
 
 
 def many_plan(vocabulary: int, k: int) -> Many:
@@ -73,6 +77,8 @@ def many_plan(vocabulary: int, k: int) -> Many:
     ranked, threads = k <= RANKED, 32 * MANY_WARPS
     cap = max(threads, 2 * k_block)
     wanted = math.sqrt(k * cap) / vocabulary
+    tiles = triton.next_power_of_2(cdiv(vocabulary + 7, MANY_TILE))
+    listed = MANY_LISTED if ranked and tiles in MANY_TILES else 0
     return Many(
         tile=MANY_TILE,
         warps=MANY_WARPS,
@@ -82,6 +88,8 @@ def many_plan(vocabulary: int, k: int) -> Many:
         answers=max(threads, k_block),
         ranked=ranked,
         deviations=NormalDist().inv_cdf(1.0 - wanted) if wanted < 1.0 else -1e30,
+        tiles=tiles if listed else 0,
+        listed=listed,
     )
 
 
