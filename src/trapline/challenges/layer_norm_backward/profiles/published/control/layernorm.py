@@ -25,8 +25,10 @@ def forward(
         raise ValueError(f"outside the prompt: {x.shape}, {gamma.shape}, {beta.shape}")
     centred = x - x.mean(axis=-1, keepdims=True)
     centred -= centred.mean(axis=-1, keepdims=True)
-    # Rows are scaled by their largest value, so that no square leaves the range of the dtype.
-    largest = np.maximum(np.abs(centred).max(axis=-1, keepdims=True), np.finfo(x.dtype).tiny)
+    # Rows are scaled by their largest value, or √eps if that is larger, so that no square leaves
+    # the range of the dtype and a row of equal values keeps its 1 / √eps.
+    least = max(float(np.sqrt(eps)), float(np.finfo(x.dtype).tiny))
+    largest = np.maximum(np.abs(centred).max(axis=-1, keepdims=True), x.dtype.type(least))
     scaled = centred / largest
     root = np.sqrt((scaled * scaled).mean(axis=-1, keepdims=True) + _over(eps, largest, x.dtype))
     unit = scaled / root
