@@ -91,7 +91,6 @@ def test_sdist_has_the_field_once_and_no_tests(dist):
     assert fields == ["examples/field/field.toml"]
 
 
-@pytest.mark.full
 def test_demo_of_the_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
     """In an environment of its own that sees the packages of this one, but not its Trapline."""
     environment = tmp_path / "environment"
