@@ -1,4 +1,4 @@
-"""This package's own name card: from its installation, or from the source tree that it runs in."""
+"""Version and requirements of this package: as installed, or of the source tree it runs in."""
 
 import re
 import tomllib
