@@ -26,6 +26,7 @@ HEAVY_MODULES = {
     "fallback",
     "autograd",
     "huggingface",
+    "vllm",
 }
 HEAVY_PREFIXES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (

@@ -89,7 +89,7 @@ def test_the_library_needs_no_torch(loaded):
         "softmax_topk(np.ones((2, 3)), 1)\n"
     )
     assert "trapline.gold.norms.oracle" in modules
-    assert not {"torch", "triton", "trapline.arena"} & modules
+    assert not {"torch", "triton", "vllm", "trapline.arena"} & modules
 
 
 def test_torch_in_a_fresh_process_would_be_seen(loaded):

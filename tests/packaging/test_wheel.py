@@ -73,6 +73,9 @@ def test_metadata_is_complete(wheel, names):
     assert {*metadata.get_all("Provides-Extra")} == {*project["optional-dependencies"]}
     for field in ("Summary", "Author", "Keywords", "Requires-Python", "License-File"):
         assert metadata[field]
+    with zipfile.ZipFile(wheel) as archive:
+        entry_points = archive.read(name.replace("METADATA", "entry_points.txt")).decode()
+    assert "[vllm.general_plugins]\ntrapline = trapline.gold.vllm:register" in entry_points
 
 
 def test_readme_describes_every_extra():
