@@ -14,7 +14,7 @@ from trapline.gold.errors import RangeError
 from trapline.gold.ternary import demo
 from trapline.gold.ternary.packed_model import PackedEmbedding, PackedLinear
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 #: Written for this test in the manner of the training text: a definition, then documentation.
 UNSEEN = """\
 Lantern, n. [F. lanterne, L. lanterna.]
@@ -59,14 +59,34 @@ def test_demo_model_predicts_text_of_its_domain(model):
     assert float(loss) < float(disordered) - 2.0
 
 
-def test_demo_model_generates_words(model):
-    decoder, words = model
-    known = set((HERE / "demo_words.txt").read_text().split())
-    prompts = [words.encode(text) for text in ("The kernel", "The people of the")]
-    for answer in generate(decoder, prompts, max_new_tokens=40, stop_ids=[0]):
-        found = re.findall(r"[a-z]{2,}", words.decode(answer).lower())
-        assert len(found) >= 10
-        assert sum(word in known for word in found) >= 0.8 * len(found), found
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z]{2,}", text.lower())
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """The words of this project's own pages."""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    return {word for page in pages for word in words_of(page.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("prompt", ["The kernel", "The people of the"])
+def test_demo_model_generates_words(model, known, prompt):
+    decoder, tokenizer = model
+    (answer,) = generate(decoder, [tokenizer.encode(prompt)], max_new_tokens=40, stop_ids=[0])
+    found = words_of(tokenizer.decode(answer))
+    assert len(found) >= 10
+    assert sum(word in known for word in found) >= 0.8 * len(found), found
+
+
+def test_random_tokens_are_not_words_of_the_pages(model, known):
+    """The check above can fail: tokens drawn at random do not pass it."""
+    decoder, tokenizer = model
+    seed = torch.Generator().manual_seed(0)
+    drawn = torch.randint(1, decoder.config.vocab, (400,), generator=seed).tolist()
+    found = words_of(tokenizer.decode(drawn))
+    assert len(found) >= 100
+    assert sum(word in known for word in found) < 0.5 * len(found)
 
 
 def test_missing_demo_model_raises(tmp_path, monkeypatch):
