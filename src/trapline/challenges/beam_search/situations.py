@@ -43,6 +43,13 @@ def one(
     return lm.run_tables(submission, VOCABULARY, {prompt: table}, **settings)
 
 
+def by_sum(
+    submission: Submission, rng: np.random.Generator, table: Table, **settings: Any
+) -> Asked:
+    """`one`, with length_penalty = 0: a score is the sum of its log-probabilities."""
+    return one(submission, rng, table, **settings, length_penalty=0.0)
+
+
 def best(asked: Asked, hypothesis: list[int], score: float) -> None:
     """The first hypothesis of the first prompt is this one, with exactly this score."""
     expect.that(bool(asked.hypotheses[0]), "no hypothesis at all")

@@ -10,6 +10,7 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     BLIND,
     best,
+    by_sum,
     one,
     ordinary_search,
     prompt_of,
@@ -39,9 +40,7 @@ _LIMIT = "            self._enter(self.beams, self.sums)\n"
 def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -3.0, A: -1.0}, (A,): {B: -4.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [E], -3.0)
 
 
@@ -54,9 +53,7 @@ def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
 def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -1.0, A: -1.0}, (A,): {E: -2.0, B: -3.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [E], -1.0)
 
 
@@ -71,9 +68,7 @@ def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator)
 def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -1.0, A: -2.0}, (A,): {E: -3.0, B: -1.0}, (A, B): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     for hypothesis, _ in asked.hypotheses[0]:
         expect.that(E not in hypothesis[:-1], f"{hypothesis} goes on after its end")
     for prefix in [prefix for call in asked.calls for prefix in call]:
@@ -100,9 +95,7 @@ def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> 
 def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
     table = {(): {E: -1.0, A: -2.0, B: -3.0}, (A,): {E: -9.0, C: -9.5}, (B,): {E: -0.5}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     expect.that([B, E] in [t for t, _ in asked.hypotheses[0]], "the second live beam was lost")
 
 
@@ -127,9 +120,7 @@ def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
         (A, D): {E: -0.5},
         (B, F): {E: -0.5},
     }
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[A, E], [A, D, E]], f"the hypotheses are {found}")
 
@@ -154,9 +145,7 @@ def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
 def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {A: -1.0, E: -2.0}, (A,): {B: -4.0}}
-    asked = one(
-        submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E)
     best(asked, [E], -2.0)
 
 
@@ -180,9 +169,7 @@ def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) 
         (A, C): {E: -7.0},
         (B, D): {E: -0.5},
     }
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     best(asked, [B, D, E], -3.5)
 
 
@@ -199,9 +186,7 @@ def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) 
 def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     best(asked, [A, E], -2.0)
 
 
@@ -214,9 +199,7 @@ def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> No
 def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     expect.that(len(asked.hypotheses[0]) == 2, f"{len(asked.hypotheses[0])} hypotheses for W = 2")
 
 
@@ -229,9 +212,7 @@ def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
 def worst_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=3, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=3, max_new_tokens=3, eos_id=E)
     scores = [score for _, score in asked.hypotheses[0]]
     expect.that(scores == [-2.0, -2.5, -4.0], f"scores are {scores}")
 
@@ -269,9 +250,7 @@ def three_ends(submission: Submission, rng: np.random.Generator) -> None:
     """W = 3: [E], [A, E] and [B, E] enter in this order with -4.0, -2.0 and -2.5."""
     E, A, B = tokens(rng, 3)
     table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=3, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=3, max_new_tokens=3, eos_id=E)
     scores = [score for _, score in asked.hypotheses[0]]
     expect.that(scores == [-2.0, -2.5, -4.0], f"scores are {scores}")
 
@@ -328,9 +307,7 @@ def pool_in_order_of_entry(submission: Submission, rng: np.random.Generator) -> 
 def newcomers_merged_unsorted(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {A: -1.0, B: -2.0}, (A,): {E: -5.0}, (B,): {E: -0.5}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [B, E], -2.5)
 
 
@@ -346,9 +323,7 @@ def newcomers_merged_unsorted(submission: Submission, rng: np.random.Generator) 
 def only_the_best_beam_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
     table = {(): {A: -1.0, B: -2.0}, (A,): {C: -4.0, E: -9.0}, (B,): {E: -0.5}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [B, E], -2.5)
 
 
@@ -399,9 +374,7 @@ def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) ->
 def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = rising_tokens(rng, 3)
     table = {(): {E: -3.0, A: -1.0, B: -2.0}, (A,): {E: -1.0}, (B,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[A, E], [E]], f"the hypotheses are {found}")
 
@@ -424,9 +397,7 @@ def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> 
 def tie_live_beam_before_an_end(submission: Submission, rng: np.random.Generator) -> None:
     A, E, B = rising_tokens(rng, 3)
     table = {(): {A: -1.0}, (A,): {E: -1.0, B: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [A, E], -2.0)
 
 
@@ -440,9 +411,7 @@ def tie_live_beam_before_an_end(submission: Submission, rng: np.random.Generator
 def tie_ordered_by_tokens(submission: Submission, rng: np.random.Generator) -> None:
     A, E = rising_tokens(rng, 2)
     table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E)
     best(asked, [E], -2.0)
 
 
@@ -456,9 +425,7 @@ def tie_ordered_by_tokens(submission: Submission, rng: np.random.Generator) -> N
 def tie_ordered_by_higher_tokens(submission: Submission, rng: np.random.Generator) -> None:
     E, A = rising_tokens(rng, 2)
     table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E)
     best(asked, [E], -2.0)
 
 
@@ -495,7 +462,5 @@ def early_stop_returns_live_beams(submission: Submission, rng: np.random.Generat
 def end_costs_nothing(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
     table = {(): {E: -3.0, A: -1.0}, (A,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     best(asked, [A, E], -2.0)

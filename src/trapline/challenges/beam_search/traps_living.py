@@ -12,6 +12,7 @@ from trapline.challenges.beam_search.situations import (
     BLIND,
     VOCABULARY,
     best,
+    by_sum,
     one,
     ordinary_search,
     prompt_of,
@@ -64,9 +65,7 @@ def identical_beams_at_the_start(submission: Submission, rng: np.random.Generato
 def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D = tokens(rng, 5)
     table = {(): {A: -1.0, B: -3.0}, (A,): {C: -1.0, D: -1.5}, (B,): {C: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[A, C], [A, D]], f"the beams are {found}")
 
@@ -87,9 +86,7 @@ def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generato
 def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
     table = {(): {A: -1.0, B: -2.0, C: -3.0}, (A,): {E: -6.0}, (B,): {E: -6.0}, (C,): {E: -0.5}}
-    asked = one(
-        submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E)
     best(asked, [C, E], -3.5)
 
 
@@ -102,9 +99,7 @@ def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None
 def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
     table = {(): {A: -1.0, B: -2.0, C: -3.0}, (A,): {E: -6.0}, (B,): {E: -6.0}, (C,): {E: -0.5}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [A, E], -7.0)
 
 
@@ -170,15 +165,7 @@ def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) 
     E, A = rising_tokens(rng, 2)
     table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
     for width in (1, 2):
-        asked = one(
-            submission,
-            rng,
-            table,
-            beam_width=width,
-            max_new_tokens=2,
-            eos_id=E,
-            length_penalty=0.0,
-        )
+        asked = by_sum(submission, rng, table, beam_width=width, max_new_tokens=2, eos_id=E)
         best(asked, [E], -2.0)
 
 
@@ -332,9 +319,7 @@ def ties_widen_the_beam(submission: Submission, rng: np.random.Generator) -> Non
 def parents_ignored(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D = tokens(rng, 5)
     table = {(): {A: -1.0, B: -3.0}, (A,): {C: -1.0, D: -1.5}, (B,): {C: -9.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[A, C], [A, D]], f"the beams are {found}")
 
@@ -366,9 +351,7 @@ def sums_of_two_beams(submission: Submission, rng: np.random.Generator) -> None:
         (B, C): {E: -3.0},
         (B, D): {E: -0.5},
     }
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     best(asked, [B, D, E], -4.0)
 
 

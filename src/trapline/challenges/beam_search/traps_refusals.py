@@ -15,6 +15,7 @@ from trapline.challenges.beam_search.situations import (
     BLIND,
     VOCABULARY,
     best,
+    by_sum,
     one,
     ordinary_search,
     prompt_of,
@@ -312,9 +313,7 @@ def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
     better = -1.0 + 2.0**-40
     table = {(): {E: -1.0, A: better}, (A,): {E: 0.0}}
-    asked = one(
-        submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E)
     best(asked, [A, E], better)
 
 

@@ -12,6 +12,7 @@ from trapline.challenges.beam_search.situations import (
     BLIND,
     VOCABULARY,
     best,
+    by_sum,
     one,
     ordinary_search,
     prompt_of,
@@ -143,9 +144,7 @@ def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -
 )
 def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) -> None:
     E, _, table = two_ends_of_different_length(rng)
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [E], -2.0)
 
 
@@ -199,9 +198,7 @@ def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
 def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
     table = {(): {E: -3.0, A: -3.5}, (A,): {E: -0.25}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [E], -3.0)
 
 
@@ -226,7 +223,7 @@ def probabilities_underflow(submission: Submission, rng: np.random.Generator) ->
         (B, C): {E: -1.0},
     }
     settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E}
-    asked = one(submission, rng, table, strict=True, length_penalty=0.0, **settings)
+    asked = by_sum(submission, rng, table, strict=True, **settings)
     best(asked, [B, C, E], -802.0)
 
 
@@ -251,7 +248,7 @@ def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     table = {(): {A: big}, (A,): {worse: -1.5, better: -1.25}}
     settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
     settings |= {"dtype": np.float32, "strict": True}
-    asked = one(submission, rng, table, length_penalty=0.0, **settings)
+    asked = by_sum(submission, rng, table, **settings)
     best(asked, [A, better], big - 1.25)
 
 
@@ -357,7 +354,7 @@ def answers_remembered(submission: Submission, rng: np.random.Generator) -> None
     for last in (-2.0, -3.0):
         table = {(): {A: -1.0}, (A,): {E: last}}
         settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
-        asked = one(clean, rng, table, prompt=prompt, length_penalty=0.0, **settings)
+        asked = by_sum(clean, rng, table, prompt=prompt, **settings)
         best(asked, [A, E], last - 1.0)
 
 
@@ -378,7 +375,7 @@ def float64_summed_in_float32(submission: Submission, rng: np.random.Generator) 
     big = -(2.0**24)
     table = {(): {A: big}, (A,): {worse: -1.5, better: -1.25}}
     settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
-    asked = one(submission, rng, table, strict=True, length_penalty=0.0, **settings)
+    asked = by_sum(submission, rng, table, strict=True, **settings)
     best(asked, [A, better], big - 1.25)
 
 
@@ -397,7 +394,7 @@ def model_rounded_to_float32(submission: Submission, rng: np.random.Generator) -
     worse, better = sorted(set(range(VOCABULARY)) - {E})[:2]
     table: Table = {(): {worse: -1.0 - 2.0**-30, better: -1.0}}
     settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 1, "eos_id": E}
-    asked = one(submission, rng, table, strict=True, length_penalty=0.0, **settings)
+    asked = by_sum(submission, rng, table, strict=True, **settings)
     best(asked, [better], -1.0)
 
 

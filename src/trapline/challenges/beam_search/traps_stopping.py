@@ -12,6 +12,7 @@ from trapline.challenges.beam_search.situations import (
     BLIND,
     VOCABULARY,
     best,
+    by_sum,
     one,
     ordinary_search,
     prompt_of,
@@ -37,9 +38,7 @@ from trapline.challenges.beam_search.table import Table
 def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
     table = {(): {E: -4.0, A: -1.0}, (A,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     best(asked, [A, E], -2.0)
 
 
@@ -53,9 +52,7 @@ def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
 def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
     table = {(): {E: -4.0, A: -1.0}, (A,): {E: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E)
     best(asked, [A, E], -2.0)
 
 
@@ -167,9 +164,7 @@ def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator
         (A, C): {E: -0.5},
         (B, D): {E: -1.0},
     }
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=5, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=5, eos_id=E)
     best(asked, [A, C, E], -2.0)
 
 
@@ -261,9 +256,7 @@ def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) ->
 def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -5.0, A: -1.0}, (A,): {B: -1.0}}
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [A, B], -2.0)
 
 
@@ -322,9 +315,7 @@ def second_place_open(submission: Submission, rng: np.random.Generator) -> None:
         (B,): {E: -6.0},
         (A, B): {E: -0.25},
     }
-    asked = one(
-        submission, rng, table, beam_width=2, max_new_tokens=4, eos_id=E, length_penalty=0.0
-    )
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=4, eos_id=E)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[E], [A, B, E]], f"the hypotheses are {found}")
 
@@ -455,7 +446,7 @@ def stop_tested_only_after_an_end(submission: Submission, rng: np.random.Generat
     E, A, B = tokens(rng, 3)
     table = {(): {E: -2.0, A: -1.0}, (A,): {B: -3.0}, (A, B): {A: -1.0}, (A, B, A): {A: -1.0}}
     settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 4, "eos_id": E}
-    one(submission, rng, table, length_penalty=0.0, strict=True, count_calls=True, **settings)
+    by_sum(submission, rng, table, strict=True, count_calls=True, **settings)
 
 
 @trap(
