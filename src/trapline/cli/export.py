@@ -63,13 +63,16 @@ def export(
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
     images: Annotated[
         str | None,
-        typer.Option(help="For harbor: registry and owner of images, such as ghcr.io/me."),
+        typer.Option(
+            help="For harbor: registry and owner of the images, such as ghcr.io/me (default: "
+            "localhost, this machine only)."
+        ),
     ] = None,
 ) -> None:
     """Write files for other tools.
 
     harbor: one task folder per challenge; the verifier is our grader in its own container.
-    With --images, tasks name prebuilt images, and build-images.sh builds and pushes them.
+    Its tasks name images: build-images.sh builds them, and pushes them if --images is given.
     inspect: a folder for `inspect eval`, with our grader as the scorer.
     verifiers: an environment package per challenge and one for all, for training and evaluation.
     nemo-gym: a resources server for NeMo Gym. openenv: an environment for OpenEnv.

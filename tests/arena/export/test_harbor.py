@@ -59,16 +59,39 @@ def test_requirements_are_pinned(tasks):
     assert all("==" in line for line in lines)
 
 
-def test_tasks_name_prebuilt_images(tmp_path):
-    (task,) = write_tasks([load(CHALLENGE)], tmp_path, images="ghcr.io/me")
+def images_of(task):
     config = tomllib.loads((task / "task.toml").read_text())
-    boxes = {"agent": config["environment"], "verifier": config["verifier"]["environment"]}
-    script = (tmp_path / "build-images.sh").read_text()
-    assert os.access(tmp_path / "build-images.sh", os.X_OK)
-    for kind, box in boxes.items():
-        name = box["docker_image"]
-        assert name == f"ghcr.io/me/trapline-{CHALLENGE}-{kind}:{version('trapline')}"
-        assert name.replace(CHALLENGE, "$task") in script
+    return [
+        box["docker_image"] for box in (config["environment"], config["verifier"]["environment"])
+    ]
+
+
+def test_tasks_name_images_of_this_machine_or_of_a_registry(tasks, tmp_path):
+    (task,) = write_tasks([load(CHALLENGE)], tmp_path, images="ghcr.io/me")
+    for folder, prefix in ((tasks / CHALLENGE, "localhost"), (task, "ghcr.io/me")):
+        stem, tag = f"{prefix}/trapline-{CHALLENGE}", version("trapline")
+        assert images_of(folder) == [f"{stem}-agent:{tag}", f"{stem}-verifier:{tag}"]
+
+
+def test_build_script_builds_every_image_and_pushes_to_registries_only(tmp_path):
+    """With a `docker` that writes down how it is called."""
+    out, log = tmp_path / "out", tmp_path / "log"
+    (here,) = write_tasks([load("kv_cache")], out)
+    (remote,) = write_tasks([load(CHALLENGE)], out, images="ghcr.io/me")
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    docker.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run([out / "build-images.sh"], env=environment, cwd=tmp_path, check=True)
+    (agent, verifier), local = images_of(remote), images_of(here)
+    assert log.read_text().splitlines() == [
+        f"build --tag {agent} {CHALLENGE}/environment",
+        f"push {agent}",
+        f"build --tag {verifier} {CHALLENGE}/tests",
+        f"push {verifier}",
+        f"build --tag {local[0]} kv_cache/environment",
+        f"build --tag {local[1]} kv_cache/tests",
+    ]
 
 
 @pytest.mark.full
@@ -77,15 +100,15 @@ def test_verifiers_loads_tasks_that_name_images(tmp_path, monkeypatch):
     pytest.importorskip("harbor")
     route = pytest.importorskip("verifiers.v1.tasksets.harbor.taskset")
     challenges = load_all()
-    write_tasks(challenges.values(), tmp_path, images="ghcr.io/me")
+    write_tasks(challenges.values(), tmp_path)
     monkeypatch.setattr(route, "dataset_dir", lambda config: tmp_path)  # instead of a download
     found = {task.data.name: task.data for task in route.HarborTaskset(route.HarborConfig()).load()}
     assert found.keys() == {f"trapline/{name}" for name in challenges}
     for name, challenge in challenges.items():
         data = found[f"trapline/{name}"]
         assert data.prompt.strip() == challenge.prompt.strip()
-        assert data.image == f"ghcr.io/me/trapline-{name}-agent:{own_version()}"
-        assert data.verifier_image == f"ghcr.io/me/trapline-{name}-verifier:{own_version()}"
+        assert data.image == f"localhost/trapline-{name}-agent:{own_version()}"
+        assert data.verifier_image == f"localhost/trapline-{name}-verifier:{own_version()}"
         assert [artifact.source for artifact in data.artifacts] == ["/app"]
 
 

@@ -51,9 +51,6 @@ environment_mode = "separate"
 workdir = "{workspace}"
 cpus = 2
 memory_mb = {memory_mb}
-"""
-#: With --images: a runner that builds no Dockerfile (verifiers) pulls these.
-_IMAGES = """\
 docker_image = "{agent_image}"
 
 [verifier.environment]
@@ -62,16 +59,24 @@ workdir = "/tests"
 cpus = 2
 memory_mb = {memory_mb}
 """
+#: Where images are without --images: on this machine only, never pulled from a public registry.
+LOCAL_IMAGES = "localhost"
 _BUILD_SCRIPT = """\
 #!/usr/bin/env bash
-# Builds and pushes the images that the tasks of this folder name.
+# Builds the images that the tasks of this folder name, and pushes those of a registry.
 set -euo pipefail
-cd "$(dirname "${{BASH_SOURCE[0]}}")"
-for task in {ids}; do
-  docker build --tag "{images}/trapline-$task-agent:{version}" "$task/environment"
-  docker build --tag "{images}/trapline-$task-verifier:{version}" "$task/tests"
-  docker push "{images}/trapline-$task-agent:{version}"
-  docker push "{images}/trapline-$task-verifier:{version}"
+cd "$(dirname "${BASH_SOURCE[0]}")"
+build() {
+  docker build --tag "$1" "$2"
+  case "$1" in
+    localhost/*) ;;
+    *) docker push "$1" ;;
+  esac
+}
+for task in */task.toml; do
+  mapfile -t images < <(sed -n 's/^docker_image = "\\(.*\\)"$/\\1/p' "$task")
+  build "${images[0]}" "$(dirname "$task")/environment"
+  build "${images[1]}" "$(dirname "$task")/tests"
 done
 """
 _IMAGE_PREFIX = re.compile(r"[a-z0-9][a-z0-9.:/_-]*[a-z0-9]")
@@ -111,13 +116,14 @@ cp -r "$solution/answer/." "${{TRAPLINE_WORKSPACE:-{workspace}}}/"
 
 
 def write_tasks(
-    challenges: Iterable[Challenge], out: Path, images: str | None = None
+    challenges: Iterable[Challenge], out: Path, images: str = LOCAL_IMAGES
 ) -> list[Path]:
     """One task folder a challenge; none is written where one exists already.
 
-    With `images` (registry/owner), tasks name prebuilt images, and `build-images.sh` makes them.
+    Tasks name prebuilt images, which begin with `images` (registry and owner); `build-images.sh`
+    makes them from the Dockerfiles.
     """
-    if images is not None and not _IMAGE_PREFIX.fullmatch(images):
+    if not _IMAGE_PREFIX.fullmatch(images):
         raise UsageError(
             f"{images!r} is not the start of an image name: give registry and owner in lower case, "
             "such as ghcr.io/me"
@@ -127,24 +133,14 @@ def write_tasks(
         if folder.exists():
             raise UsageError(f"{folder} exists already and is left alone")
     written = [_write_task(challenge, folder, images) for folder, challenge in folders.items()]
-    if images is not None:
-        ids = " ".join(challenge.id for challenge in folders.values())
-        text = _BUILD_SCRIPT.format(images=images, ids=ids, version=own_version())
-        _write_script(out / "build-images.sh", text)
+    _write_script(out / "build-images.sh", _BUILD_SCRIPT)
     return written
 
 
-def _write_task(challenge: Challenge, folder: Path, images: str | None) -> Path:
-    facts = _facts(challenge)
+def _write_task(challenge: Challenge, folder: Path, images: str) -> Path:
+    facts = _facts(challenge, images)
     folder.mkdir(parents=True)
-    task = _TASK.format(**facts)
-    if images is not None:
-        name = f"{images}/trapline-{challenge.id}"
-        tag = own_version()
-        task += _IMAGES.format(
-            **facts, agent_image=f"{name}-agent:{tag}", verifier_image=f"{name}-verifier:{tag}"
-        )
-    (folder / "task.toml").write_text(task, encoding="utf-8")
+    (folder / "task.toml").write_text(_TASK.format(**facts), encoding="utf-8")
     (folder / "instruction.md").write_text(challenge.prompt, encoding="utf-8")
     copy_workspace(challenge, folder / "environment" / "workspace")
     (folder / "environment" / "Dockerfile").write_text(
@@ -156,9 +152,12 @@ def _write_task(challenge: Challenge, folder: Path, images: str | None) -> Path:
     return folder
 
 
-def _facts(challenge: Challenge) -> dict[str, object]:
+def _facts(challenge: Challenge, images: str) -> dict[str, object]:
     plan = challenge.plan
+    image = f"{images}/trapline-{challenge.id}"
     return {
+        "agent_image": f"{image}-agent:{own_version()}",
+        "verifier_image": f"{image}-verifier:{own_version()}",
         "id": challenge.id,
         "canary": canary(challenge.id),
         "title": json.dumps(plan.title),
