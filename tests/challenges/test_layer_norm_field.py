@@ -3,10 +3,15 @@
 import pytest
 
 from trapline.arena.challenge import load
-from trapline.arena.judge.checks import run_checks
+from trapline.arena.judge.checks import run_check, run_checks
+from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Submission
 from trapline.arena.runs.field import EXAMPLE_FIELD, find_entries
 from trapline.arena.runs.run import choose_level
+from trapline.challenges.layer_norm_backward.traps_check import (
+    check_propagates_ones,
+    check_with_ones,
+)
 
 NAME = "layer_norm_backward"
 SEED = 20260
@@ -77,6 +82,19 @@ def test_broken_entrant_fails_most_cases_and_traps():
     challenge = load(NAME)
     assert len(failed("broken", challenge.cases)) > len(challenge.cases) / 2
     assert len(failed("broken", challenge.traps)) > len(challenge.traps) / 2
+
+
+@pytest.mark.parametrize("trap", [check_propagates_ones, check_with_ones], ids=lambda trap: trap.id)
+def test_directions_that_cancel_where_they_can_are_no_bug(tmp_path, trap):
+    """Six random signs may sum to 0, in one of a thousand checks in all six directions."""
+    challenge = load(NAME)
+    source = (challenge.solution / "solution.py").read_text()
+    signs = "rng.choice([-1.0, 1.0], value.shape)"
+    assert source.count(signs) == 1
+    alternating = "np.resize([-1.0, 1.0], value.shape)"
+    (tmp_path / "solution.py").write_text(source.replace(signs, alternating))
+    submission = LocalSubmission(tmp_path, challenge.sandbox_config("process"))
+    assert run_check(trap, submission, SEED).state == "pass"
 
 
 def test_every_entrant_of_this_challenge_is_covered():

@@ -449,8 +449,12 @@ def _errors_of_scaled(submission: Submission, rng: Rng, by: float, want: float) 
 
 
 def _errors_of_threes(submission: Submission, rng: Rng) -> None:
-    """With dy = 3 and gradients half as long again each error is 1/3; ones give 7/9 and 1/2."""
-    p = problem(rng, (2, 3, 6))
+    """With dy = 3 and gradients half as long again each error is 1/3; ones give 7/9 and 1/2.
+
+    All elements of dbeta are equal. Of an odd number of random signs no sum is 0, so that no choice
+    of directions loses the slope.
+    """
+    p = problem(rng, (2, 3, 7))
     checked = passes(lambda grads: (1.5 * grads[0], 1.5 * grads[1], 1.5 * grads[2]))
     p = p._replace(dy=np.full_like(p.dy, 3.0))
     for name, error in gradient_errors(submission, checked, p).items():
