@@ -5,7 +5,8 @@ import pytest
 
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
 from trapline.arena.challenge import load
-from trapline.arena.judge.diagnosis import Diagnoser
+from trapline.arena.judge.diagnosis import Diagnoser, Failure
+from trapline.arena.process.transcript import Transcript
 from trapline.arena.runs.field import EXAMPLE_FIELD as FIELD
 
 NAME = "fused_softmax_topk"
@@ -116,9 +117,41 @@ def test_order_does_not_depend_on_how_many_checks_a_draw_fails():
     assert orders == {("tie-higher-token-wins", "eos-takes-a-slot", "one-call-a-prompt")}
 
 
+def test_of_two_bugs_that_fit_alike_the_one_that_explains_the_others_trap_leads():
+    """Which one led was decided by the last digits of what both answer to bad input."""
+    diagnoser = Diagnoser(load("layer_norm_backward"), None, [])
+    both = "length-one-accepted", "parameter-shapes-unchecked"
+    assert [diagnoser._rivals_that_show(form, both) for form in both] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "left", "is_echo"), [(0, 2, True), (0, 3, False), (9, 3, False)]
+)
+def test_many_accepted_bad_inputs_do_not_make_wrong_answers_an_echo(refusals, left, is_echo):
+    challenge = load("dflash")
+    answers = [trap.id for trap in challenge.traps if trap.dimension == "traps"][:8]
+    bad = [trap.id for trap in challenge.traps if trap.dimension == "robustness"][:refusals]
+    failures = [Failure(name, "", Transcript()) for name in [*answers, *bad]]
+    diagnoser = Diagnoser(challenge, None, failures)
+    diagnoser.rest = set(answers[:left])
+    assert diagnoser._is_echo() is is_echo
+
+
 @pytest.mark.full
-def test_hasty_beam_search_has_the_same_findings_with_every_seed():
-    files = {"solution.py": (FIELD / "hasty" / "beam_search" / "solution.py").read_text()}
-    first, second = (causes("beam_search", files, seed) for seed in (101, 404))
+@pytest.mark.parametrize(
+    ("entrant", "challenge", "seeds"),
+    [
+        ("hasty", "beam_search", (101, 404)),
+        # Two bugs that fit alike.
+        ("hasty", "layer_norm_backward", (101, 202)),
+        # Rounding turned round two probabilities of a check that is about memory.
+        ("hasty", "fused_softmax_topk", (101, 202)),
+        # What no bug explains was a little more or less than a quarter of the failures.
+        ("confident", "dflash", (101, 303)),
+    ],
+)
+def test_findings_are_the_same_with_every_seed(entrant, challenge, seeds):
+    files = {"solution.py": (FIELD / entrant / challenge / "solution.py").read_text()}
+    first, second = (causes(challenge, files, seed) for seed in seeds)
     assert first == second
     assert "too-few-rows-accepted" not in first

@@ -108,7 +108,10 @@ class Diagnoser:
         self.traps = {trap.id: trap for trap in challenge.traps}
         #: Form of a bug → the trap that names it.
         self.forms = {form: trap.id for trap in challenge.traps for form in trap.forms}
-        self._checks = len(challenge.cases) + len(challenge.traps)
+        checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
+        self._checks = len(checks)
+        #: Checks of what happens to bad input.
+        self._refusals = {check.id for check in checks if check.dimension == "robustness"}
         self.rest = set(self.asked)
         #: By the form of the bug: the checks that it explains.
         self.causes: dict[str, set[str]] = {}
@@ -133,6 +136,13 @@ class Diagnoser:
                 break
             self._set_aside(cause)
         return self._report()
+
+    def _is_echo(self) -> bool:
+        """What is left is so little that the causes so far may have brought it about: of all
+        failures, and of those that are not about bad input, which hide others by their number."""
+        few = len(self.rest) <= ECHO * len(self.asked)
+        answers = self.asked.keys() - self._refusals
+        return few and len(answers & self.rest) <= ECHO * len(answers)
 
     def _is_spent(self) -> bool:
         return self.host.runs >= self.most_runs
@@ -179,9 +189,15 @@ class Diagnoser:
             key=lambda form: (
                 self._agreement(form, checks),
                 self._fit(form),
+                -self._rivals_that_show(form, candidates),
                 self._same_messages(form, checks),
             ),
         )
+
+    def _rivals_that_show(self, form: str, candidates: Sequence[str]) -> int:
+        """How many other candidates fail this one's own trap, so that it need not be this bug."""
+        own = self.forms[form]
+        return sum(own in self._fails(other) for other in candidates if self.forms[other] != own)
 
     def _contained_cause(self) -> str | None:
         """With two bugs at once: one whose wrong elements are all there, among others."""
@@ -208,7 +224,7 @@ class Diagnoser:
         return best if contained[best] >= LEAST_CONTAINED else None
 
     def _likely_cause(self) -> str | None:
-        if self.causes and len(self.rest) <= ECHO * len(self.asked):
+        if self.causes and self._is_echo():
             return None
         if (only := self._only_failure()) is not None:
             return only
@@ -451,8 +467,7 @@ class Diagnoser:
         diagnosis = Diagnosis()
         order = self._ordered()
         diagnosis.findings = [self._named(cause) for cause in order]
-        echoes = len(self.rest) <= ECHO * len(self.asked) and bool(order)
-        if not echoes or self._is_spent():
+        if not order or not self._is_echo() or self._is_spent():
             diagnosis.findings += self._unnamed()
         diagnosis.findings += self._not_offered()
         diagnosis.findings = _with_penalties(diagnosis.findings, self.traps)
@@ -507,7 +522,10 @@ class Diagnoser:
         return [self._unnamed_finding(crash, failures) for crash, failures in ordered]
 
     def _unnamed_finding(self, crash: tuple[str, str, str], failures: list[Failure]) -> Finding:
-        smallest = min(failures, key=lambda failure: (call_size(failure.transcript), failure.id))
+        def by_size(failure: Failure) -> tuple[bool, int, str]:
+            return failure.id in self._refusals, call_size(failure.transcript), failure.id
+
+        smallest = min(failures, key=by_size)
         is_contract = any(failure.id not in self.traps for failure in failures)
         severe = is_contract or any(
             self.traps[failure.id].severity == "critical" for failure in failures
