@@ -133,6 +133,20 @@ def test_packed_sequences():
         )
 
 
+@pytest.mark.parametrize("width", [64, 80, 128])
+def test_packed_views_of_one_product(width):
+    """Queries, keys and values beside each other in memory, as one linear layer makes them."""
+    torch.manual_seed(0)
+    product = torch.randn(330, 8, width, device="cuda", dtype=torch.bfloat16)
+    views = product.split([4, 2, 2], 1)
+    ends = torch.tensor([0, 200, 201, 330], dtype=torch.int32, device="cuda")
+    found, wanted = (
+        flash_attention_varlen(*inputs, ends, ends, 200, 200, causal=True).double()
+        for inputs in (views, [x.contiguous() for x in views])
+    )
+    assert far(found, wanted) <= LIMITS[torch.bfloat16]
+
+
 @pytest.fixture
 def memory_full_of_nan():
     """Uninitialised memory is filled with NaN."""

@@ -190,6 +190,34 @@ def test_several_queries(kind, new):
     close(q, stored, cu_q=ends, max_q=max(new))
 
 
+#: Axes of (layers, pages, heads, positions, keys beside values) in memory: the layouts of vLLM.
+ORDERS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_keys_beside_values_in_any_order_of_memory(order):
+    """Pages that are views of one layer of vLLM's cache; the other layer stays as it is."""
+    new, lengths = [5, 1, 7, 40, 1, 300], [1000, 20, 77, 640, 1, 2500]
+    pages, table, ends, named = cache("plain", torch.bfloat16, 2, 128, 16, lengths)
+    axes = ["LBHNC".index(letter) for letter in order]
+    sizes = [(2, len(pages[0]), 2, 16, 256)[axis] for axis in axes]
+    memory = torch.full(sizes, torch.nan, device="cuda", dtype=torch.bfloat16)
+    layer = memory.permute([order.index(letter) for letter in "LBHNC"])[1]
+    views = layer[..., :128], layer[..., 128:]
+    for view, page in zip(views, pages, strict=True):
+        view.copy_(page)
+    slots = table[0, :20].long() * 16 + 3
+    rows = queries(20, 12, 128, torch.bfloat16, seed=2).split([8, 2, 2], 1)
+    for keys, values in (pages, views):
+        paged_append(*rows[1:], keys, values, slots)
+    for view, page in zip(views, pages, strict=True):
+        assert torch.equal(view.nan_to_num(), page.nan_to_num())
+    assert memory.select(order.index("L"), 0).isnan().all()
+    starts = torch.tensor([0, *new], device="cuda").cumsum(0).int()
+    for count, rules in ((6, {}), (sum(new), {"cu_q": starts, "max_q": max(new)})):
+        close(queries(count, 8, 128, torch.bfloat16), (views, table, ends, named), **rules)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nodes", [1, 8, 60, 65, 130])
 def test_draft_trees(kind, nodes):
