@@ -29,9 +29,11 @@ from trapline.arena.gpu.rig import Rig
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import Opaque
 from trapline.arena.judge.traps import Case, Trap
+from trapline.arena.process.isolation.running import descendants, processor_seconds_of
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import RemoteObject, Stub, Submission
 from trapline.arena.process.sandbox import scratch_folder
+from trapline.arena.process.time_limit import TimeLimit
 from trapline.arena.process.transcript import Exchange, Transcript
 
 GOLD = "gold"
@@ -183,10 +185,7 @@ class MutantHost:
         assert process.stdout is not None
         running.owes = True
         _write(process.stdin, request)
-        with DefaultSelector() as ready:
-            ready.register(process.stdout, EVENT_READ)
-            answered = ready.select(SECONDS)
-        run = _read(process.stdout) if answered else None
+        run = _read(process.stdout) if _answers_in_time(process) else None
         if run is None:
             self.close()
             return HUNG
@@ -213,6 +212,19 @@ class MutantHost:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _answers_in_time(process: "subprocess.Popen[bytes]") -> bool:
+    limit = TimeLimit(
+        SECONDS, 1.0, lambda: descendants(process.pid), lambda: processor_seconds_of(process.pid)
+    )
+    assert process.stdout is not None
+    with DefaultSelector() as ready:
+        ready.register(process.stdout, EVENT_READ)
+        while not limit.is_over():
+            if ready.select(limit.until_next_look()):
+                return True
+    return False
 
 
 def _where(challenge: Challenge) -> tuple[Path, str, str, Path | None]:

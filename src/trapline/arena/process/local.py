@@ -22,6 +22,10 @@ from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.process import wire
 from trapline.arena.process.proxy import Ask, RemoteObject, Sharing, Stub, Submission, lost
 from trapline.arena.process.session import SandboxConfig
+from trapline.arena.process.time_limit import MOST_ADDED, ProcessorWait
+
+#: Less waiting than this share of a limit is not granted.
+GRANTED_SHARE = 0.01
 
 
 class TooLongError(BaseException):
@@ -42,6 +46,9 @@ class LocalSubmission(Submission):
     def close(self) -> None:
         self.settle()
         self._objects.clear()
+
+    def processor_wait(self) -> ProcessorWait:
+        return ProcessorWait()
 
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
@@ -194,10 +201,17 @@ def load(folder: Path, entry: str = "solution", *, compile_once: bool = True) ->
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Interrupts Python code after this time. Nested calls share the outermost limit."""
+    """Interrupts Python code after this time, in which waiting for a processor does not count.
+    Nested calls share the outermost limit."""
+    wait, granted = ProcessorWait(), 0.0
 
     def interrupt(*_: object) -> None:
-        raise TooLongError
+        nonlocal granted
+        waited = min(wait.seconds(), MOST_ADDED * seconds)
+        if waited - granted < GRANTED_SHARE * seconds:
+            raise TooLongError
+        signal.setitimer(signal.ITIMER_REAL, waited - granted)
+        granted = waited
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -22,6 +22,7 @@ from trapline.arena.errors import (
 from trapline.arena.process import wire
 from trapline.arena.process.ahead import SessionsAhead
 from trapline.arena.process.session import ForgeryError, Header, SandboxConfig, Session, printable
+from trapline.arena.process.time_limit import ProcessorWait
 from trapline.arena.process.transcript import Exchange, Transcript
 from trapline.arena.scope import Scope
 
@@ -217,6 +218,10 @@ class Submission:
         except SubmissionDied as death:
             exchange.died = str(death)
             raise
+
+    def processor_wait(self) -> ProcessorWait:
+        """Counts from now on how long a call waits because other programs have the processors."""
+        return ProcessorWait(self.session.running.processes)
 
     def fresh(self) -> "Submission":
         """The same submission in another process, which ends when the check does."""

@@ -14,6 +14,7 @@ import numpy as np
 from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionHung, SubmissionRaised
 from trapline.arena.process import wire
 from trapline.arena.process.sandbox import Launch, RunningSandbox, SandboxLimits, launch
+from trapline.arena.process.time_limit import TimeLimit
 from trapline.arena.record import Level
 from trapline.arena.scope import WHOLE, Scope
 
@@ -22,8 +23,6 @@ HANDSHAKE_SECONDS = 60.0
 IMPORT_SECONDS = 60.0
 #: A check keeps what it is called back with, so that must not grow for ever.
 MAX_CALLED_BACK = 256 << 20
-#: How often the processor time of a call that takes long is looked at.
-_LOOK_SECONDS = 0.2
 #: Compilers of GPU code keep their results there.
 _GPU_SCRATCH_MB = 1024
 Header = dict[str, Any]
@@ -60,6 +59,8 @@ class Session:
         self.config = config
         self.running, self._channel, self._descriptors = _connect(program, folder, config)
         self.closed = False
+        #: Seconds in which the call that came last was seen to wait for a processor.
+        self.waited = 0.0
         try:
             self._expect_ready()
         except ArenaError:
@@ -100,14 +101,19 @@ class Session:
         on_callback: Callback | None = None,
     ) -> tuple[Header, np.ndarray]:
         """Sends a request and returns its answer, serving callbacks in between."""
-        deadline = time.monotonic() + seconds
+        limit = TimeLimit(
+            seconds,
+            self.config.processor_share,
+            self.running.processes,
+            self.running.processor_seconds,
+        )
         called_back = 0
         try:
             self._refuse_unasked()
-            self._say(header, buffers, deadline)
+            self._say(header, buffers, limit.deadline)
             while True:
-                self._await_frame(seconds, deadline)
-                reply, body = self._hear(deadline)
+                self._await_frame(limit)
+                reply, body = self._hear(limit.transfer_deadline())
                 if reply["op"] != "callback":
                     break
                 if on_callback is None:
@@ -116,7 +122,7 @@ class Session:
                 if called_back > MAX_CALLED_BACK:
                     raise SubmissionDied(f"called back with more than {MAX_CALLED_BACK >> 20} MiB")
                 answer, answer_buffers = on_callback(reply, body)
-                self._say(answer, answer_buffers, deadline)
+                self._say(answer, answer_buffers, limit.transfer_deadline())
         except wire.DeadlineError:
             self.close()
             raise SubmissionHung(f"no answer within {seconds:g} s") from None
@@ -128,6 +134,8 @@ class Session:
             # A check gave up in the middle of a callback: the worker still waits for its answer.
             self.close()
             raise
+        finally:
+            self.waited = limit.waited
         raised = _raised(reply)
         if raised is not None:
             raised.reply = reply, body
@@ -138,20 +146,14 @@ class Session:
         self._nonce = secrets.token_hex(8)
         self._channel.send({**header, "nonce": self._nonce}, buffers, deadline)
 
-    def _await_frame(self, seconds: float, deadline: float) -> None:
-        """Gives up early on processes that have used their share of `seconds`."""
-        most = seconds * self.config.processor_share
-        if most >= seconds or self._channel.early:
-            return
+    def _await_frame(self, limit: TimeLimit) -> None:
+        """Returns when something has come; gives up on processes that have used up their time."""
         channel = select.poll()
         channel.register(self._channel.sock, select.POLLIN)
-        if channel.poll(1000 * most):
-            return
-        before = self.running.processor_seconds()
-        while not channel.poll(1000 * min(_LOOK_SECONDS, most)):
-            used = self.running.processor_seconds() - before
-            if used >= most or time.monotonic() >= deadline:
-                raise wire.DeadlineError("no answer in time")
+        while not limit.is_over():
+            if self._channel.early or channel.poll(1000 * limit.until_next_look()):
+                return
+        raise wire.DeadlineError("no answer in time")
 
     def _hear(self, deadline: float) -> tuple[Header, np.ndarray]:
         header, body = self._channel.receive(deadline)

@@ -13,6 +13,7 @@ from typing import IO
 from trapline.arena.errors import ArenaError
 from trapline.arena.process.isolation.cgroups import Group
 from trapline.arena.process.isolation.stage import SandboxStage
+from trapline.arena.process.time_limit import ProcessorWait
 
 _KEPT_OUTPUT = 16 << 10
 _GONE_SECONDS = 20.0
@@ -50,13 +51,13 @@ class RunningSandbox:
     def _stop_all(self) -> bool:
         """Without a freezer: stop all processes seen, until no new one has appeared for a while."""
         stopped: set[int] = set()
-        deadline, calm = time.monotonic() + _STILL_SECONDS, 0
+        deadline, calm, wait = time.monotonic() + _STILL_SECONDS, 0, ProcessorWait()
         while calm < _CALM_LOOKS:
             unseen = {self.pid, *_others(self.pid, self._group)} - stopped
             _signal(unseen, signal.SIGSTOP)
             stopped |= unseen
             calm = 0 if unseen else calm + 1
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline + wait.seconds():
                 return False
         return True
 
@@ -84,13 +85,16 @@ class RunningSandbox:
             with contextlib.suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK, encoding="utf-8")
 
+    def processes(self) -> list[int]:
+        return descendants(self.pid)
+
     def processor_seconds(self) -> float:
         """Processor time so far: by the control group, which remembers processes that have ended,
         or else the sum over the processes there are."""
         counted = self._group.processor_seconds()
         if counted is not None:
             return counted
-        return sum(_processor_seconds_of(pid) for pid in descendants(self.pid))
+        return sum(processor_seconds_of(pid) for pid in descendants(self.pid))
 
     def reason(self) -> str:
         code = self._process.poll()
@@ -200,7 +204,7 @@ def _children(pid: int) -> list[int] | None:
     return children
 
 
-def _processor_seconds_of(pid: int) -> float:
+def processor_seconds_of(pid: int) -> float:
     """Of all threads of a process, ended ones included; 0 when it is gone."""
     try:
         # The kernel's number of the clock of another process: what clock_getcpuclockid(3) gives.
