@@ -67,7 +67,15 @@ def flash_attention(
             if out is not None:
                 return out
     rules = causal, window, softcap, scale, deterministic
-    return _attended(q, k, v, rules, layout, impl, with_lse=False).out
+    chosen, fields = _checked(q, k, v, rules, layout, impl)
+    if chosen == "oracle":
+        return _in_layout(_by_oracle(*fields).out, layout)
+    from trapline.gold.attention.dense import dense_problem
+    from trapline.gold.attention.dense.registry import attention
+
+    # Without lse, torch's own function may serve, whose lse has no gradient.
+    out, _ = attention(dense_problem(*fields), chosen, with_lse=False)
+    return _in_layout(out, layout)
 
 
 @replayed
@@ -89,39 +97,49 @@ def flash_attention_lse(
     lse (B,H,T) is float64 for float64 inputs and float32 for all others. It is differentiable.
     """
     rules = causal, window, softcap, scale, deterministic
-    return _attended(q, k, v, rules, layout, impl, with_lse=True)
+    chosen, fields = _checked(q, k, v, rules, layout, impl)
+    if chosen == "oracle":
+        out, lse = _by_oracle(*fields)
+    else:
+        from trapline.gold.attention.dense import dense_problem
+        from trapline.gold.attention.dense.registry import attention
+
+        out, lse = attention(dense_problem(*fields), chosen)
+    return Attended(_in_layout(out, layout), lse)
 
 
-def _attended(
+def _checked(
     q: Any,
     k: Any,
     v: Any,
     rules: tuple[bool, int | None, float, float | None, bool],
     layout: Layout,
     impl: Impl | None,
-    *,
-    with_lse: bool,
-) -> Attended:
-    """out and lse. Only `with_lse` is lse differentiable; torch's own function lacks that."""
+) -> tuple[Impl, tuple[Any, ...]]:
+    """The implementation, and the fields of a dense problem, heads before tokens."""
     chosen = choose("flash_attention", _OFFERED, impl, q=q, k=k, v=v)
     if _tokens_first(layout):
         _check(q, k, v, "B T H D", "B S G D")
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-        out, lse = _attended(q, k, v, rules, "bhtd", impl, with_lse=with_lse)
-        return Attended(out.swapaxes(1, 2), lse)
-    _check(q, k, v, "B H T D", "B G S D")
+    else:
+        _check(q, k, v, "B H T D", "B G S D")
     causal, window, softcap, scale, deterministic = rules
     softcap, scale = checked_rules(q, window, softcap, scale)
-    if chosen == "oracle":
-        out, lse = oracle.attention(
-            q, k, v, causal=causal, window=window, softcap=softcap, scale=scale
-        )
-        return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
-    from trapline.gold.attention.dense import dense_problem
-    from trapline.gold.attention.dense.registry import attention
+    return chosen, (q, k, v, causal, window or 0, softcap, scale, deterministic)
 
-    problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    return Attended(*attention(problem, chosen, with_lse=with_lse))
+
+def _by_oracle(
+    q: Any, k: Any, v: Any, causal: bool, window: int, softcap: float, scale: float, _: bool
+) -> Attended:
+    out, lse = oracle.attention(
+        q, k, v, causal=causal, window=window or None, softcap=softcap, scale=scale
+    )
+    return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
+
+
+def _in_layout(out: Any, layout: Layout) -> Any:
+    """(B,H,T,D), or with tokens before heads if the caller's arrays have them so."""
+    return out.swapaxes(1, 2) if layout == "bthd" else out
 
 
 @replayed
