@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 #: The newest patch of every minor release in the range, in order.
 RELEASES = ["3.6.0", "3.7.1", "3.8.0", "3.9.0"]
+#: What a release needs beside it: the interpreter of Triton 3.6 fails with newer NumPys.
+BESIDE = {"3.6.0": {"numpy": "numpy<2.4"}}
 #: Tests that compile kernels or run them in the interpreter.
 KERNEL_TESTS = [
     "attention/test_kernels.py",
@@ -43,9 +45,11 @@ def installed(release: str) -> Path:
     given = os.environ.get("TRAPLINE_TRITON_RELEASES")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trapline"
     folder = Path(given or cache) / f"triton-{release}"
-    if not (folder / f"triton-{release}.dist-info" / "RECORD").exists():
+    beside = BESIDE.get(release, {})
+    there = all((folder / name).is_dir() for name in beside)
+    if not there or not (folder / f"triton-{release}.dist-info" / "RECORD").exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-        command += ["--target", str(folder), f"triton=={release}"]
+        command += ["--target", str(folder), f"triton=={release}", *beside.values()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:]
