@@ -69,7 +69,6 @@ def test_help_of_every_verb_has_an_example(trapline, verb):
         (("export", "--format", "gymnasium"), 2, "is not one of"),
         (("export", "somewhere", "--format", "verifiers"), 2, "remove the run or field"),
         (("export", "--format", "inspect", "--images", "ghcr.io/me"), 2, "needs --format harbor"),
-        (("export", "--images", "Me", "--challenge", CHALLENGE), 2, "registry and owner"),
         (("export", "--format", "hf-kernels", "--challenge", CHALLENGE), 2, "exports the library"),
         (("export", "nowhere", "--format", "eval"), 2, "no run"),
         (("export", "--format", "inspect", "--challenge", "juggling"), 2, "unknown challenge"),
@@ -92,6 +91,12 @@ def test_export_into_a_foreign_folder_is_refused(trapline, tmp_path, form):
     done = trapline("export", "--format", form, "--out", "mine")
     assert (done.returncode, "is not empty and was not written by" in done.stderr) == (2, True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.md"]
+
+
+def test_refused_images_leave_no_folder(trapline, tmp_path):
+    done = trapline("export", "--images", "Me", "--out", "out")
+    assert (done.returncode, "registry and owner" in done.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_export_adds_to_its_own_folder(trapline, tmp_path):

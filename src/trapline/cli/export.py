@@ -12,7 +12,7 @@ from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.export.eval_logs import Run, write_eval_logs
 from trapline.arena.export.folder import claim
-from trapline.arena.export.harbor import write_tasks
+from trapline.arena.export.harbor import check_images, write_tasks
 from trapline.arena.export.hf_kernels import write_kernels
 from trapline.arena.export.inspect_package import write_package
 from trapline.arena.export.nemo_gym import write_nemo_gym
@@ -86,8 +86,10 @@ def export(
     else:
         output_paths.folder(target, "an export")
     names = challenge or []
-    if images is not None and form != "harbor":
-        raise UsageError("--images needs --format harbor: only its tasks name images")
+    if images is not None:
+        if form != "harbor":
+            raise UsageError("--images needs --format harbor: only its tasks name images")
+        check_images(images)
     if form in _CHALLENGES:
         _export_challenges(form, source, names, target, images)
     elif form == "hf-kernels":

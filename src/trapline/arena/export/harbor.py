@@ -115,6 +115,15 @@ cp -r "$solution/answer/." "${{TRAPLINE_WORKSPACE:-{workspace}}}/"
 """
 
 
+def check_images(images: str) -> None:
+    """Refuse what cannot begin the name of an image."""
+    if not _IMAGE_PREFIX.fullmatch(images):
+        raise UsageError(
+            f"{images!r} is not the start of an image name: give registry and owner in lower case, "
+            "such as ghcr.io/me"
+        )
+
+
 def write_tasks(
     challenges: Iterable[Challenge], out: Path, images: str = LOCAL_IMAGES
 ) -> list[Path]:
@@ -123,11 +132,7 @@ def write_tasks(
     Tasks name prebuilt images, which begin with `images` (registry and owner); `build-images.sh`
     makes them from the Dockerfiles.
     """
-    if not _IMAGE_PREFIX.fullmatch(images):
-        raise UsageError(
-            f"{images!r} is not the start of an image name: give registry and owner in lower case, "
-            "such as ghcr.io/me"
-        )
+    check_images(images)
     folders = {out / challenge.id: challenge for challenge in challenges}
     for folder in folders:
         if folder.exists():
