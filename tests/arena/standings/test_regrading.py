@@ -3,7 +3,7 @@
 import pytest
 
 from trapline.arena.standings.ranking import ranking
-from trapline.arena.standings.regrading import noise, pass_at, shares
+from trapline.arena.standings.regrading import TIMED, noise, pass_at, shares
 
 
 def _graded_again(cell, scores, **others):
@@ -18,8 +18,8 @@ def test_noise_is_the_pooled_deviation_of_the_same_answer(cell):
     )
     assert found.cells == 2
     assert found.overall == pytest.approx((8.0 / 3) ** 0.5)
-    assert found.of("one") == found.overall
-    assert found.of("other") == found.overall
+    assert found.of(cell("a", "one", 80.0)) == found.overall
+    assert found.of(cell("a", "other", 80.0)) == found.overall
 
 
 def test_another_answer_or_another_challenge_is_not_noise(cell):
@@ -30,7 +30,23 @@ def test_another_answer_or_another_challenge_is_not_noise(cell):
         cell("b", "one", 20.0, minutes=1),
     ]
     assert noise(cells).overall is None
-    assert noise(cells).of("one") == 0.0
+    assert noise(cells).of(cells[0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("speed", "deviation"), [(50.0, TIMED), (0.0, 0.0), (100.0, 0.0), (None, 0.0)]
+)
+def test_measured_time_has_noise_without_a_second_grade(cell, speed, deviation):
+    timed = cell("a", "one", 90.0, dimensions={"speed": speed})
+    assert noise([timed]).of(timed) == deviation
+
+
+def test_interval_holds_the_spread_of_the_same_bytes(cell):
+    """Five gradings of one cell, one after another, differ by 0.4 points."""
+    cells = [cell("a", name, 88.4, dimensions={"speed": 26.0}) for name in ("one", "two")]
+    standing = ranking(cells).standings[0]
+    assert standing.score_low <= 88.2
+    assert standing.score_high >= 88.6
 
 
 def test_noise_widens_the_intervals(cell, field):

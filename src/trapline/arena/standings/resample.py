@@ -135,7 +135,7 @@ def _costs(cells: Sequence[Cell], ids: Sequence[str]) -> Floats:
 
 def _regraded(cell: Cell, table: Table, rounds: int, seed: int) -> Floats:
     """How far the score moves because grading it again gives another; by content, as above."""
-    deviation = table.noise.of(cell.challenge)
+    deviation = table.noise.of(cell)
     if not deviation:
         return np.zeros(rounds)
     content = (cell.challenge, cell.track, cell.attempt, cell.score, cell.state, cell.fallen())

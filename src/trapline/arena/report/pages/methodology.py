@@ -7,6 +7,7 @@ from trapline.arena.report import formats
 from trapline.arena.report.pages.overview import red_team_fact
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings import margin
+from trapline.arena.standings.regrading import TIMED
 
 STATES = (
     ("pass", "every part of the contract holds"),
@@ -44,13 +45,14 @@ def noise_text(reading: Reading) -> str:
     noise = reading.noise
     if noise.overall is None:
         return (
-            "No cell was graded twice under the same conditions, so the intervals do not include "
-            "the noise of grading."
+            "No cell was graded twice under the same conditions. The intervals include the noise "
+            f"of measured times: a standard deviation of {TIMED:g} points, from five gradings of "
+            "the example field."
         )
     again = formats.count(noise.cells, "cell")
     return (
         f"They include the noise of grading: {again} graded again differ by a standard deviation "
-        f"of {noise.overall:.2f} points."
+        f"of {noise.overall:.2f} points; a score with a measured time has at least {TIMED:g}."
     )
 
 
