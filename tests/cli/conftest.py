@@ -1,8 +1,33 @@
 """What the tests of several verbs share."""
 
+import sys
+from typing import NamedTuple
+
 import pytest
 
-from trapline.cli.main import build, guarded
+from trapline.cli.main import build, guarded, main
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def trapline(tmp_path, monkeypatch, capsys):
+    """The program in this process (a start costs more than most verbs), in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["trapline", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -3,39 +3,15 @@
 import gzip
 import json
 import sys
-from typing import NamedTuple
 
 import pytest
 
 from trapline.arena.challenge import load
 from trapline.arena.runs.field import EXAMPLE_FIELD
-from trapline.cli.main import main
 
 CHALLENGE = "fused_softmax_topk"
 SECRET = "mail kim@mail.example.com\n"
 AGENT = "import pathlib; pathlib.Path('solution.py').write_text('def softmax_topk(a, k): ...\\n')"
-
-
-class Done(NamedTuple):
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def trapline(tmp_path, monkeypatch, capsys):
-    """The program in this process (a start costs more than most verbs), in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["trapline", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Done(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("verb", ["solve", "export", "scan", "redact"])

@@ -21,12 +21,12 @@ SIZES = ["--vocab", 280, "--dim", 32, "--layers", 1, "--heads", 2, "--context", 
 SHORT = ["--batch", 2, "--held-out", 0.2, "--steps", 4, "--evaluate-every", 2, "--device", "cpu"]
 
 
-def run(*args):
-    program = Path(sys.executable).with_name("trapline")
-    command = [str(program), *map(str, args)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    environment.pop("WORLD_SIZE", None)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+@pytest.fixture
+def run(trapline, monkeypatch):
+    """The program in this process, with lines that hold a sentence."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return trapline
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def text(tmp_path_factory):
     return path
 
 
-def test_train_pack_and_bad_input(text, tmp_path):
+def test_train_pack_and_bad_input(run, text, tmp_path):
     own = ["--learn-scales", "--latent-decay", 0.3, "--soft", 0.5, "--no-tied"]
     own += ["--matrices", 1.5]
     done = run("train", text, "--out", tmp_path / "run", *SIZES, *SHORT, *own)
@@ -75,7 +75,7 @@ def test_train_pack_and_bad_input(text, tmp_path):
         (["TEXT", "--distill", 0.9], "add --teacher"),
     ],
 )
-def test_bad_input_is_one_sentence(text, tmp_path, arguments, sentence):
+def test_bad_input_is_one_sentence(run, text, tmp_path, arguments, sentence):
     given = [text if one == "TEXT" else one for one in arguments]
     done = run("train", *given, "--out", tmp_path / "run", *SHORT)
     assert done.returncode == 2, done.stderr
@@ -119,7 +119,7 @@ def test_a_gpu_that_is_not_there_is_missing(text, tmp_path, monkeypatch):
         train(None, [text], tmp_path / "run", device="cuda")
 
 
-def test_a_checkpoint_brings_its_sizes_and_its_end(text, tmp_path):
+def test_a_checkpoint_brings_its_sizes_and_its_end(run, text, tmp_path):
     first = tmp_path / "first"
     done = run("train", text, "--out", first, *SIZES, *SHORT, "--dense")
     assert done.returncode == 0, done.stderr
