@@ -102,6 +102,22 @@ def test_only_failure_is_likely_when_its_situation_without_the_trigger_passes(
     assert [(finding.cause, finding.certainty) for finding in found] == [(cause, "likely")]
 
 
+def test_only_failure_for_another_reason_than_the_traps_is_not_its_bug():
+    """An argument that stays changed fails the trap of another argument, with right answers."""
+    (answer,) = [
+        answer
+        for answer in corpus.buggy("flash_attention_backward", "bugs6.toml")
+        if answer.name == "blind-rows-of-dout-zeroed"
+    ]
+    challenge = load("flash_attention_backward")
+    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
+        host = certifier.host(corpus.SEED)
+        failures = list(certifier.failures(host, answer.files, ()))
+        other = [failure for failure in failures if failure.id == "lse-overwritten"]
+        found = Diagnoser(challenge, host, other).diagnose().findings
+    assert [finding.cause for finding in found] == ["unnamed"]
+
+
 def test_order_does_not_depend_on_how_many_checks_a_draw_fails():
     """The one that explains most leads; a check more or less changes nothing."""
     orders = set()

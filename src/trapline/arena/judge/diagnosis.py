@@ -239,7 +239,23 @@ class Diagnoser:
         is_alone = self._fit(best) - runner_up >= MARGIN
         if not (is_narrow and is_alone and self._precision(best) >= LEAST_PRECISION):
             return None
-        return best if self._is_beside_right_answers(self.traps[self.forms[best]]) else None
+        return best if self._may_be(self.traps[self.forms[best]]) else None
+
+    def _may_be(self, trap: Trap) -> bool:
+        """The trap fails as its bug does, and its situation without the trigger passes."""
+        if len(self.failures) == 1 and not self._is_wrong_alike(trap):
+            return False
+        return self._is_beside_right_answers(trap)
+
+    def _is_wrong_alike(self, trap: Trap) -> bool:
+        """One of the trap's mutants fails its check with what is wrong here, such as an argument
+        that stays changed; the message names that before its first number."""
+
+        def subject(message: str) -> str:
+            return without_numbers(message).partition("#")[0]
+
+        found = subject(self.failures[trap.id].message)
+        return any(subject(self.host.run(form, trap.id).message) == found for form in trap.forms)
 
     def _is_beside_right_answers(self, trap: Trap) -> bool:
         """The situation that differs from the trap's by its trigger is answered rightly."""
@@ -258,7 +274,7 @@ class Diagnoser:
         trap = self.traps.get(check)
         if trap is None or failure.crashed or check not in self.rest:
             return None
-        return next(iter(trap.forms)) if self._is_beside_right_answers(trap) else None
+        return next(iter(trap.forms)) if self._may_be(trap) else None
 
     def _by_fit(self) -> list[str]:
         """Bugs whose traps failed and are not explained yet, by how well their pattern fits."""

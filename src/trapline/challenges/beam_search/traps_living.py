@@ -31,6 +31,16 @@ _GROWN = (
 )
 
 
+def _eos_is_the_last_token(submission: Submission, rng: np.random.Generator) -> None:
+    """The same search where no token comes behind EOS."""
+    A, B = rising_tokens(rng, 2)
+    E = VOCABULARY
+    table: Table = {(): {A: -2.0, B: -1.0}, (A,): {E: -1.0}, (B,): {E: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+    asked = lm.run_tables(submission, VOCABULARY + 1, {prompt_of(rng): table}, **settings)
+    best(asked, [B, E], -1.0)
+
+
 @trap(
     catches="the search starts with W copies of the prompt",
     severity="major",
@@ -415,3 +425,21 @@ def beams_in_order_of_position(submission: Submission, rng: np.random.Generator)
     table = {(): {A: -2.0, B: -1.0}, (A,): {X: -1.0}, (B,): {X: -2.0, Y: -1.5}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     expect.equal([t for t, _ in asked.hypotheses[0]], [[B, Y], [B, X]], "the two live beams")
+
+
+@trap(
+    catches="tokens behind EOS are numbered one too low: its column is removed before the choice",
+    severity="major",
+    story="np.delete takes the column of EOS out, and the places in the shorter row are taken for "
+    "token ids.",
+    mutant=edits(
+        (EXPAND, "        totals = np.delete(totals, self.rules.eos_id, axis=1)\n" + EXPAND),
+    ),
+    seen=BLIND,
+    control=_eos_is_the_last_token,
+)
+def tokens_numbered_without_eos(submission: Submission, rng: np.random.Generator) -> None:
+    A, E, B = rising_tokens(rng, 3)
+    table: Table = {(): {A: -2.0, B: -1.0}, (A,): {E: -1.0}, (B,): {E: -1.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [B, E], -1.0)

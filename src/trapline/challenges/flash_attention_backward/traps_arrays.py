@@ -75,6 +75,18 @@ def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="rows of dout whose queries see no key are set to zero in place",
+    severity="major",
+    story="Such rows contribute nothing, but other branches still need the upstream gradient.",
+    mutant=insert_after(CHECKED, "    dout[lse == -np.inf] = 0\n"),
+    seen=BLIND,
+    control=ordinary,
+)
+def blind_rows_of_dout_zeroed(submission: Submission, rng: np.random.Generator) -> None:
+    arguments_survive(submission, draw(Shape(H=2, G=1, T=8, S=5), rng, True))
+
+
+@trap(
     catches="dout is scaled in place",
     severity="major",
     story="The upstream gradient is used by other branches too.",

@@ -16,9 +16,15 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     KEY_LOOP,
     RECOMPUTE,
     ROW_LOOP,
+    UNBOUNDED,
 )
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, attends
 
+_TILE_ROWS = (
+    BACKWARD_MASK,
+    "    if causal and cols.stop > position + 1:\n"
+    "        scores[_hidden(0, rows, cols)] = -np.inf\n    # A row without",
+)
 _IMPORT = "import numpy as np\n"
 _HIDDEN = (
     "    return np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]\n"
@@ -201,11 +207,8 @@ def offset_by_another_size(submission: Submission, rng: np.random.Generator) -> 
     catches="the backward mask counts queries from the start of their tile",
     severity="major",
     story="Right in the first tile of queries only.",
-    mutant=edit(
-        BACKWARD_MASK,
-        "    if causal and cols.stop > position + 1:\n"
-        "        scores[_hidden(0, rows, cols)] = -np.inf\n    # A row without",
-    ),
+    mutant=edits(_TILE_ROWS),
+    also=[edits(_TILE_ROWS, UNBOUNDED)],
     control=ordinary,
 )
 def backward_mask_in_tile_rows(submission: Submission, rng: np.random.Generator) -> None:

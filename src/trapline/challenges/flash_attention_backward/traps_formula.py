@@ -16,6 +16,7 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     DSCORES,
     ROW_LOOP,
     SCORES,
+    UNBOUNDED,
     WEIGHTS,
     mask,
 )
@@ -23,6 +24,7 @@ from trapline.challenges.flash_attention_forward.cases import Shape
 
 # Parts of the gold solution that several mutants edit.
 _RETURN = "    return dq, dk, dv\n"
+_CALL = "_weights(q[b, h, rows], k[b, g], "
 
 # --- sums over groups, tiles, rows ----------------------------------------------------------------
 
@@ -216,6 +218,7 @@ def dk_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Forward and backward must take the same path to a score, or probabilities exceed one.",
     mutant=edit(SCORES, "scores = q @ k[cols].T"),
+    also=[edits((SCORES, "scores = q @ k[cols].T"), UNBOUNDED)],
 )
 def weights_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=6, D=16), rng, False))
@@ -455,9 +458,8 @@ def delta_outside_the_product(submission: Submission, rng: np.random.Generator) 
     catches="all rows of a batch use the lse of the first",
     severity="major",
     story="One index too few; B = 1 hides it.",
-    mutant=edit(
-        "_weights(q[b, h, rows], k[b, g], lse[b,", "_weights(q[b, h, rows], k[b, g], lse[0,"
-    ),
+    mutant=edit(f"{_CALL}lse[b,", f"{_CALL}lse[0,"),
+    also=[edits((f"{_CALL}lse[b,", f"{_CALL}lse[0,"), UNBOUNDED)],
     control=ordinary,
 )
 def batch_shares_lse(submission: Submission, rng: np.random.Generator) -> None:
@@ -468,10 +470,64 @@ def batch_shares_lse(submission: Submission, rng: np.random.Generator) -> None:
     catches="all heads use the lse of the first",
     severity="major",
     story="One index too few; H = 1 hides it.",
-    mutant=edit(
-        "_weights(q[b, h, rows], k[b, g], lse[b, h,", "_weights(q[b, h, rows], k[b, g], lse[b, 0,"
-    ),
+    mutant=edit(f"{_CALL}lse[b, h,", f"{_CALL}lse[b, 0,"),
+    also=[edits((f"{_CALL}lse[b, h,", f"{_CALL}lse[b, 0,"), UNBOUNDED)],
     control=ordinary,
 )
 def heads_share_lse(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=2, G=2, T=4, S=4), rng, False))
+
+
+# --- a factor taken for another -------------------------------------------------------------------
+
+
+@trap(
+    catches="dq is formed with the values instead of the keys",
+    severity="major",
+    story="Keys and values have the same shape, so that nothing complains.",
+    mutant=edit("dscores @ k[b, g, cols]", "dscores @ v[b, g, cols]"),
+    seen=BLIND,
+)
+def dq_from_the_values(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="dk is formed with dout instead of the queries",
+    severity="major",
+    story="Queries and dout have the same shape, so that nothing complains.",
+    mutant=edit("dscores.T @ q[b, h, rows]", "dscores.T @ dout[b, h, rows]"),
+)
+def dk_from_dout(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="dv is formed with the queries instead of dout",
+    severity="major",
+    story="Queries and dout have the same shape, so that nothing complains.",
+    mutant=edit("weights.T @ dout[b, h, rows]", "weights.T @ q[b, h, rows]"),
+)
+def dv_from_the_queries(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="the gradient of the weights is formed with the keys instead of the values",
+    severity="major",
+    story="dP = dO·Kᵀ: the shapes fit, and the right factor is V.",
+    mutant=edit("dout[b, h, rows] @ v[b, g, cols].T", "dout[b, h, rows] @ k[b, g, cols].T"),
+)
+def dweights_from_the_keys(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="delta is the row sum of dout · dout or of out · out instead of dout · out",
+    severity="major",
+    story="Both arrays have the same shape, so that nothing complains.",
+    mutant=edit("delta = (dout * out).sum(axis=-1)", "delta = (out * out).sum(axis=-1)"),
+    also=[edit("delta = (dout * out).sum(axis=-1)", "delta = (dout * dout).sum(axis=-1)")],
+)
+def delta_of_one_factor(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))

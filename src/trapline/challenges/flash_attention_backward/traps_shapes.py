@@ -15,11 +15,16 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     BACKWARD_HEAD,
     CHECKED,
     ROW_LOOP,
+    UNBOUNDED,
     mask,
 )
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
 
 # Parts of the gold solution that several mutants edit.
+_NEXT_KEY = mask("    if causal:\n        scores[_hidden(position + 1, rows, cols)] = -np.inf\n")
+_ZEROED = mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")
+_TILED_HEADS = BACKWARD_HEAD.replace("h // (H // G)", "h % G")
+_DIVIDED_HEADS = BACKWARD_HEAD.replace("h // (H // G)", "h // G")
 _BUFFERS = '"""\n\nimport numpy as np\n'
 
 # --- causal ---------------------------------------------------------------------------------------
@@ -35,6 +40,7 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Hidden tiles are skipped, but the mask inside the diagonal tile is missing.",
     mutant=edits(mask("")),
+    also=[edits(mask(""), UNBOUNDED)],
     control=ordinary,
 )
 def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
@@ -93,9 +99,8 @@ def mask_hides_own_key(submission: Submission, rng: np.random.Generator) -> None
     catches="the backward mask shows one key of the future",
     severity="major",
     story="Gradients flow into a key that the forward pass never used.",
-    mutant=edits(
-        mask("    if causal:\n        scores[_hidden(position + 1, rows, cols)] = -np.inf\n")
-    ),
+    mutant=edits(_NEXT_KEY),
+    also=[edits(_NEXT_KEY, UNBOUNDED)],
     control=ordinary,
 )
 def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None:
@@ -107,6 +112,7 @@ def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="Training with T = S never shows it; training on a cached prefix does.",
     mutant=edit("position = top + S - T", "position = top"),
+    also=[edits(("position = top + S - T", "position = top"), UNBOUNDED)],
     control=ordinary,
 )
 def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
@@ -118,7 +124,8 @@ def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> N
     catches="hidden scores are set to 0 instead of −inf, so hidden keys get weight exp(−lse)",
     severity="major",
     story="Kernels have this bug in tails: the weight must be zero, not the score.",
-    mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")),
+    mutant=edits(_ZEROED),
+    also=[edits(_ZEROED, UNBOUNDED)],
     control=ordinary,
 )
 def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None:
@@ -243,7 +250,8 @@ def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) ->
     catches="the backward pass pairs query head h with kv head h mod G",
     severity="major",
     story="np.tile for np.repeat, in one of two places.",
-    mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h % G")),
+    mutant=edit(BACKWARD_HEAD, _TILED_HEADS),
+    also=[edits((BACKWARD_HEAD, _TILED_HEADS), UNBOUNDED)],
     control=ordinary,
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
@@ -254,7 +262,8 @@ def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     catches="the backward pass pairs query head h with kv head h // G",
     severity="major",
     story="H = 4, G = 2 hides it, because there H/G = G.",
-    mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
+    mutant=edit(BACKWARD_HEAD, _DIVIDED_HEADS),
+    also=[edits((BACKWARD_HEAD, _DIVIDED_HEADS), UNBOUNDED)],
     control=ordinary,
 )
 def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:

@@ -14,6 +14,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
     MASK,
     QUERY_LOOP,
     SUM,
+    WEIGHTED,
 )
 
 _POSITION = "start + S - T, causal"
@@ -131,6 +132,26 @@ def hidden_scores_zero(submission: Submission, rng: np.random.Generator) -> None
     control=full_square,
 )
 def hidden_keys_in_the_sum(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng, tile=8)
+
+
+@trap(
+    catches="hidden keys are left out of the sum, but keep their weight in the output",
+    severity="major",
+    story="A second sweep over the keys forms the output and forgets the mask.",
+    mutant=edits(
+        (MASK, f"shown = scores.copy()\n            {MASK}"),
+        (
+            WEIGHTED,
+            "if causal and cols.stop > position + 1:\n"
+            "            weights = np.exp(shown - origin[:, None])\n"
+            f"        {WEIGHTED}",
+        ),
+    ),
+    seen=WRITTEN,
+    control=full_square,
+)
+def hidden_keys_in_the_output(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng, tile=8)
 
 

@@ -84,6 +84,19 @@ def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
     expect.array(lse, shape=(1, 1, 5), dtype=np.float32, what="lse")
 
 
+@trap(
+    catches="lse of float64 inputs comes back in float32",
+    severity="major",
+    story="Kernels keep lse in float32; gradients that use it lose half their digits.",
+    mutant=edit("np.zeros((B, H, T), q.dtype)", "np.zeros((B, H, T), np.float32)"),
+    seen=WRITTEN,
+)
+def lse_in_single(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=5, S=5).draw(rng, np.float64)
+    _, lse = pair(submission.flash_attention(q, k, v, tile=4))
+    expect.array(lse, shape=(1, 1, 5), dtype=np.float64, what="lse")
+
+
 # --- scale ----------------------------------------------------------------------------------------
 
 

@@ -173,6 +173,25 @@ def k_above_v_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="a matrix without rows is answered before k is checked",
+    severity="minor",
+    story="The shortcut is added last and placed first.",
+    mutant=edit(
+        CHECKED,
+        "    if len(logits) == 0:\n"
+        "        shape = (0, max(k, 0))\n"
+        "        return np.empty(shape, logits.dtype), np.empty(shape, np.int64)\n" + CHECKED,
+    ),
+    dimension="robustness",
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def no_rows_unchecked(submission: Submission, rng: Rng) -> None:
+    for k in (0, 7):
+        expect.raises(ValueError, submission.softmax_topk, logits_of(rng, (0, 6)), k)
+
+
+@trap(
     catches="k = 0 is accepted",
     severity="minor",
     story="The answer has no columns, and the caller takes the first.",

@@ -179,6 +179,14 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
     story="In beam search, dropping one beam then corrupts its siblings.",
     control=never_forked,
     mutant=edit("if self.holders[page] == 0:", "if self.holders[page] >= 0:"),
+    also=[
+        edit(
+            "        self._shrink(seq, 0)\n        self._forget(seq)\n",
+            "        for page in getattr(self, 'tables', {}).get(seq, []):\n"
+            "            self.holders[page] = 1\n"
+            "        self._shrink(seq, 0)\n        self._forget(seq)\n",
+        )
+    ],
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):

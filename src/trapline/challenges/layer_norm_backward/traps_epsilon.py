@@ -7,6 +7,7 @@ from trapline.challenges.layer_norm_backward.situations import (
     WRITTEN_BLIND,
     check_gradients,
     check_y,
+    far_from_eps,
     ordinary_rows,
     plain,
 )
@@ -16,6 +17,11 @@ from trapline.challenges.layer_norm_backward.solution_lines import CACHE, DX, UN
 _RSTD = "rstd = 1.0 / np.sqrt(var + eps)"
 _CACHE_WITH_EPS = (CACHE, CACHE.replace("gamma.copy()", "gamma.copy(), float(eps)"))
 _UNPACK_EPS = UNPACK.replace("gamma", "gamma, eps") + "    var = 1.0 / rstd**2.0 - eps\n"
+
+
+def _far_from_eps(submission: Submission, rng: Rng) -> None:
+    """Rows so wide that the handling of eps cannot be seen."""
+    check_gradients(submission, far_from_eps(rng), "dx")
 
 
 @trap(
@@ -174,4 +180,31 @@ def rstd_with_the_default_eps(submission: Submission, rng: Rng) -> None:
     ),
 )
 def rstd_without_eps(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, plain(rng, spread=0.5, eps=0.5), "dx")
+
+
+@trap(
+    catches="the backward pass adds eps again to a deviation that holds it: √(var + 2 eps)",
+    severity="major",
+    story="The cache keeps √(var + eps), and the backward pass takes it for √var.",
+    mutant=edits(
+        _CACHE_WITH_EPS,
+        (UNPACK, _UNPACK_EPS + "    rstd = 1.0 / np.sqrt(1.0 / rstd**2.0 + eps)\n"),
+    ),
+    also=[
+        edits(
+            _CACHE_WITH_EPS,
+            (
+                UNPACK,
+                _UNPACK_EPS
+                + "    x_hat = x_hat / rstd[..., None]\n"
+                + "    rstd = 1.0 / np.sqrt(1.0 / rstd**2.0 + eps)\n"
+                + "    x_hat = x_hat * rstd[..., None]\n",
+            ),
+        )
+    ],
+    seen=WRITTEN_BLIND,
+    control=_far_from_eps,
+)
+def eps_added_again_backward(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, spread=0.5, eps=0.5), "dx")

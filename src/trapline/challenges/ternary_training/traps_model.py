@@ -321,6 +321,28 @@ def documents_shuffled(submission: Submission, rng: np.random.Generator) -> None
     documents, config = text.noise(rng, 8, 40, 9), config_of(rng, dim=16, layers=1, context=4)
     _, after = submission.observe("train", documents, config)
     expect.equal(after[0], documents, "the documents after training")
+
+
+@trap(
+    catches="training changes the caller's config",
+    severity="major",
+    story="An entry is taken out or replaced, and the next training reads what is left.",
+    mutant=edit(
+        "    config = _checked_config(config)\n    pieces",
+        '    given, config = config, _checked_config(config)\n    del given["seconds"]\n    pieces',
+    ),
+    also=(
+        edit(
+            "    config = _checked_config(config)\n    pieces",
+            "    given, config = config, _checked_config(config)\n"
+            '    given["step"] = 0\n    pieces',
+        ),
+    ),
+    seen=BLIND,
+)
+def config_changed(submission: Submission, rng: np.random.Generator) -> None:
+    documents, config = text.noise(rng, 8, 40, 9), config_of(rng, dim=16, layers=1, context=4)
+    _, after = submission.observe("train", documents, config)
     expect.equal(after[1], config, "the config after training")
 
 

@@ -9,6 +9,33 @@ from trapline.challenges.ternary_training.situations import GROUP, grid, refuses
 from trapline.challenges.ternary_training.solution_lines import BLIND
 from trapline.gold.ternary import oracle
 
+_SCALED = "    return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]\n"
+#: Packing and unpacking of all codes in one run, whatever their shape.
+_FLAT = (
+    (
+        "    codes = _ternary_codes(codes)\n    columns = codes.shape[-1]\n",
+        "    codes = _ternary_codes(codes).reshape(-1)\n    columns = codes.shape[-1]\n",
+    ),
+    (
+        "    if packed.dtype != np.uint8:\n",
+        "    whole, shape = shape, (int(np.prod(shape)),)\n    if packed.dtype != np.uint8:\n",
+    ),
+    (
+        "    return slots.astype(np.int8) - np.int8(1)\n",
+        "    return (slots.astype(np.int8) - np.int8(1)).reshape(whole)\n",
+    ),
+)
+
+
+def _last_of_group(unscaled: str) -> str:
+    """What dequantize returns when the last weight of a full group is not multiplied."""
+    return (
+        f"{_SCALED[:-1].replace('return', 'scaled =')}\n"
+        "    last = np.arange(codes.shape[-1]) % group_size == group_size - 1\n"
+        f"    return np.where(last, {unscaled}, scaled).astype(np.float32)\n"
+    )
+
+
 # --- back to float32 ------------------------------------------------------------------------------
 
 
@@ -85,6 +112,21 @@ def scales_in_turns(submission: Submission, rng: np.random.Generator) -> None:
     expect.equal(got, oracle.dequantize(codes, scales, 16), "32 columns of two groups")
 
 
+@trap(
+    catches="the last weight of every group is left out of the scaling",
+    severity="major",
+    story="A slice that ends one too early; the weight keeps its code, or becomes 0.",
+    mutant=edit(_SCALED, _last_of_group("codes")),
+    also=[edit(_SCALED, _last_of_group("np.zeros_like(codes)"))],
+    seen=BLIND,
+)
+def last_of_group_unscaled(submission: Submission, rng: np.random.Generator) -> None:
+    codes = np.ones((2, 32), dtype=np.int8)
+    scales = np.array([[3, 2], [4, 8]], dtype=np.float16) * np.float16(rng.integers(1, 8))
+    got = submission.dequantize(codes, scales, 16)
+    expect.equal(got, oracle.dequantize(codes, scales, 16), "32 columns of two groups")
+
+
 # --- packing --------------------------------------------------------------------------------------
 
 
@@ -153,6 +195,7 @@ def two_complement_codes(submission: Submission, rng: np.random.Generator) -> No
         "    codes = _ternary_codes(codes)\n    columns = codes.shape[-1]\n",
         "    codes = _ternary_codes(codes).reshape(1, -1)\n    columns = codes.shape[-1]\n",
     ),
+    also=[edits(*_FLAT)],
 )
 def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 4, 6)

@@ -136,6 +136,22 @@ def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="token ids beyond 64 bits break the split",
+    severity="minor",
+    story="int.to_bytes(8) and int64 arrays raise an error where an id is a hash of 128 bits.",
+    mutant=edit(
+        "text.encode()",
+        'b"".join(int(token).to_bytes(8, "little") for token in document) + text.encode()',
+    ),
+    seen=BLIND,
+)
+def ids_beyond_64_bits(submission: Submission, rng: np.random.Generator) -> None:
+    documents = [[int(t), 2**64 + int(t), 2**90] for t in rng.integers(0, 200_000, 20)]
+    train, valid = submission.split(documents, 0.5)
+    expect.equal(sorted([*map(int, train), *map(int, valid)]), list(range(20)), "both sides")
+
+
+@trap(
     catches="copies of a document are dropped from both sides",
     severity="major",
     story="Splitting a dict of unique texts drops the copies, and the corpus shrinks unnoticed.",

@@ -141,8 +141,7 @@ def _sides(pieces):
 
 
 def _checksum(document):
-    words = np.array([int(token) for token in document], dtype="<u8")
-    return zlib.crc32(words.tobytes())
+    return zlib.crc32(" ".join(str(int(token)) for token in document).encode())
 
 
 def _require_codes(codes):
