@@ -1,5 +1,6 @@
 """The red team of the GPU track: no attack gains anything, and each does without its defence."""
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import gpu_switches
@@ -98,6 +99,10 @@ class Judged:
 
     def close(self):
         self.closed = True
+
+    def fresh(self):
+        assert self.closed
+        return closing(self)
 
     def start(self, entries):
         assert entries == ()

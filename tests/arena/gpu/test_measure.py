@@ -1,13 +1,14 @@
 """Speed and memory of GPU answers, with host memory in place of a GPU."""
 
 import math
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trapline.arena.errors import Violation
-from trapline.arena.gpu import measure, timing, yardsticks
+from trapline.arena.gpu import measure, timing, turns, yardsticks
 from trapline.arena.gpu.contract import Entry, Output, Timed, bfloat16, narrow, rounded, widen
 from trapline.arena.gpu.measure import Measurer, shares
 from trapline.arena.gpu.rig import GpuSubmission, Rig
@@ -50,7 +51,27 @@ def measurer(tmp_path, monkeypatch):
         yield Measurer(challenge, answer)
 
 
-def test_a_row_has_what_the_roofline_needs(measurer):
+@pytest.fixture
+def orders(monkeypatch):
+    """What runners are told: whose, what, and whether this cell has the GPU alone then."""
+    entered, seen, tell = [], [], GpuSubmission.tell
+
+    @contextmanager
+    def alone(gpu):
+        entered.append(gpu)
+        yield
+        entered.pop()
+
+    def noted(submission, header, placed):
+        seen.append((submission.folder.name, header["op"], bool(entered)))
+        return tell(submission, header, placed)
+
+    monkeypatch.setattr(turns, "alone", alone)
+    monkeypatch.setattr(GpuSubmission, "tell", noted)
+    return seen
+
+
+def test_a_row_has_what_the_roofline_needs(measurer, orders):
     dimensions, raw = measurer.measure()
     (row,) = raw["shapes"]
     assert (row["bytes"], row["operations"]) == (512.0, 64.0)
@@ -62,6 +83,10 @@ def test_a_row_has_what_the_roofline_needs(measurer):
     assert dimensions["speed"].score == 50.0
     evidence = dimensions["memory"].evidence
     assert list(evidence["peak"]) == list(evidence["growth over all timed calls"]) == [SHAPE.name]
+    # Only timings need the GPU alone: what compiles or profiles runs beside other cells' checks.
+    assert {alone for _, op, alone in orders if op == "kernels"} == {False}
+    assert next(alone for name, _, alone in orders if name == "eager") is False
+    assert {alone for _, op, alone in orders if op == "burst"} == {True}
 
 
 def test_a_time_below_the_speed_of_light_is_refused(measurer, monkeypatch):
@@ -69,6 +94,29 @@ def test_a_time_below_the_speed_of_light_is_refused(measurer, monkeypatch):
     yardsticks.recall({"lights": slow})
     with pytest.raises(Violation, match="is the least that this GPU needs"):
         measurer.measure()
+
+
+@pytest.mark.full
+def test_the_profiled_process_leaves_nothing_for_the_timed_one(measurer, tmp_path):
+    """It could write outputs beside the inputs, for the next process to find."""
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "solution.py").write_text(SOURCE + "    x.fill_(7)\n")
+    gold = measurer.answer
+    with GpuSubmission(changed, gold.config, ENTRIES, gold.rig) as answer:
+        rings = yardsticks.learned(gold.rig, ENTRIES, [SHAPE], gold)
+        Measurer(measurer.challenge, answer)._kernels(rings)
+    for slot in rings[0].slots:
+        assert np.array_equal(slot.read(slot.inputs[0]), slot.args[0])
+
+
+@pytest.mark.full
+def test_a_baseline_that_fails_takes_no_part(measurer):
+    other = measurer.challenge.folder / "baselines/compiled"
+    other.mkdir()
+    (other / "solution.py").write_text("def double(x, y):\n    raise RuntimeError('no compiler')\n")
+    _, raw = measurer.measure()
+    assert raw["shapes"][0]["baseline name"] == "eager"
 
 
 def test_shares_of_kernels_add_up_and_are_cut():

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trapline.arena.challenge import Challenge
@@ -54,8 +54,6 @@ class Used:
     clocks: dict[str, int]
     #: Seconds of a call on inputs that it has not seen, at least.
     fresh: float = 0.0
-    #: Name → share of the GPU's time.
-    kernels: dict[str, float] = field(default_factory=dict)
 
 
 class Measurer:
@@ -73,6 +71,7 @@ class Measurer:
                 self.answer.close()  # it must not run beside what it is compared with
                 self.rig.trim()
                 rings = learned(self.rig, self.entries, self.shapes, gold, spare=True)
+                kernels = self._kernels(rings)
             try:
                 found = yardsticks.lights(config, self.rig)
                 known = yardsticks.of_challenge(self.challenge, config, self.rig)
@@ -84,7 +83,8 @@ class Measurer:
                 for ring in rings:
                     ring.release()
         rows = [
-            _row(used, found.seconds(used.timed.light), known[used.timed.name]) for used in mine
+            _row(used, found.seconds(used.timed.light), known[used.timed.name], names)
+            for used, names in zip(mine, kernels, strict=True)
         ]
         total = 100.0 * sum(row["score"] for row in rows) / len(rows)
         ratio = math.prod(row["baseline"] / row["seconds"] for row in rows) ** (1 / len(rows))
@@ -96,7 +96,7 @@ class Measurer:
         }, raw
 
     def _answer(self, rings: list[Ring], gold: GpuSubmission, runner: int) -> list[Used]:
-        """The answer's times, the memory that it took, and what its kernels are called."""
+        """The answer's times, and the memory that it took."""
         found = []
         with self.answer.fresh() as answer:
             assert isinstance(answer, GpuSubmission)
@@ -113,8 +113,17 @@ class Measurer:
                 growth = max(0, before - self.rig.judge.ask("free_bytes"))
                 fresh = refuse_remembered(clock, gold, times)
                 found.append(Used(ring.timed, times, held + peak[0], growth, clocks, fresh))
-            for used, ring in zip(found, rings, strict=True):
-                used.kernels = _kernels(ring, answer)
+        return found
+
+    def _kernels(self, rings: list[Ring]) -> list[dict[str, float]]:
+        """What the answer's kernels are called, by ring. The profiler takes seconds to start, so
+        it has a process of its own, beside other cells' checks."""
+        profiled = self.answer.fresh()
+        with profiled:
+            found = [_kernels(ring, profiled) for ring in rings]
+        for ring in rings:
+            for slot in ring.slots[:PROFILED]:
+                slot.write_inputs()  # the timed process finds nothing that this one left
         return found
 
     def _held(self, answer: GpuSubmission, runner: int) -> int:
@@ -173,7 +182,7 @@ def shares(microseconds: Mapping[Any, Any]) -> dict[str, float]:
     return {name: round(value / total, 4) for name, value in longest}
 
 
-def _row(used: Used, light: float, known: Known) -> dict[str, Any]:
+def _row(used: Used, light: float, known: Known, kernels: Mapping[str, float]) -> dict[str, Any]:
     timed, mine = used.timed, used.times
     if mine.best < IMPOSSIBLE * light:
         raise Violation(
@@ -193,7 +202,7 @@ def _row(used: Used, light: float, known: Known) -> dict[str, Any]:
         "bytes": sum(timed.light.get(kind, 0.0) for kind in ("read", "write")),
         "operations": sum(timed.light.get(kind, 0.0) for kind in OPERATIONS),
         "clocks": used.clocks,
-        "kernels": used.kernels,
+        "kernels": kernels,
     }
 
 

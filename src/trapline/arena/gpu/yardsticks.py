@@ -5,6 +5,7 @@ told by `recall`, it does not measure again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict
@@ -192,7 +193,7 @@ class _Race:
                 shapes = self.challenge.module("cases").timed()
                 rings = learned(self.rig, self.entries, shapes, self.gold)
                 stack.callback(_release, rings)
-                able = {ring.timed.name: self._able(ring) for ring in rings}
+                able = self._able(rings)
             with turns.alone(self.rig.gpu):
                 found = {
                     ring.timed.name: self._known(ring, able[ring.timed.name]) for ring in rings
@@ -200,19 +201,32 @@ class _Race:
                 stack.close()  # GPU memory must not change while another cell has its turn
                 return found
 
-    def _able(self, ring: Ring) -> list[str]:
-        """The baselines that answer; the first call may compile."""
-        slot = ring.slots[0]
-        order = {"op": "call", "entry": ring.timed.entry, "values": slot.nodes}
-        able = []
-        for name, baseline in self.baselines.items():
+    def _able(self, rings: Sequence[Ring]) -> dict[str, list[str]]:
+        """The baselines that answer, by shape. They start and compile side by side."""
+        with ThreadPoolExecutor(len(self.baselines)) as pool:
+            answered = list(pool.map(lambda name: self._answered(name, rings), self.baselines))
+        return {
+            ring.timed.name: [
+                name
+                for name, shapes in zip(self.baselines, answered, strict=True)
+                if ring.timed.name in shapes
+            ]
+            for ring in rings
+        }
+
+    def _answered(self, name: str, rings: Sequence[Ring]) -> list[str]:
+        """The shapes that this baseline answers; the first call may compile."""
+        shapes = []
+        for ring in rings:
+            slot = ring.slots[0]
+            order = {"op": "call", "entry": ring.timed.entry, "values": slot.nodes}
             try:
-                baseline.tell(order, slot.placed)
+                self.baselines[name].tell(order, slot.placed)
             except Violation as failure:
                 self.failures.append(f"{name}: {failure}")
             else:
-                able.append(name)
-        return able
+                shapes.append(ring.timed.name)
+        return shapes
 
     def _known(self, ring: Ring, able: list[str]) -> Known:
         own, times = Clock(ring, self.gold).times(ROUNDS).best, {}
