@@ -56,10 +56,10 @@ def certify(
     ] = False,
     dictionary: Annotated[
         bool,
-        typer.Option(help="Write down again which checks each mutant fails, for the diagnosis."),
+        typer.Option(help="Record anew which checks each mutant fails; the diagnosis reads it."),
     ] = False,
     pairs: Annotated[
-        int, typer.Option(min=0, help="With --diagnosis: pairs of bugs a challenge.")
+        int, typer.Option(min=0, help="With --diagnosis: pairs of bugs per challenge.")
     ] = 25,
     track: Annotated[
         Track, typer.Option(help="gpu: the challenges, or the red team, of the GPU track.")
@@ -81,7 +81,7 @@ def certify(
     """Run right answers, mutants and controls through every case and trap.
 
     Exit code 0: right answers pass, every trap kills its mutant, controls fail.
-    Exit code 4: something of this does not hold; the output names it.
+    Exit code 4: one of these does not hold; the output names it.
     """
     if red_team and (challenge or mechanical or traps):
         raise UsageError(

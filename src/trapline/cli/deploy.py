@@ -18,8 +18,8 @@ EXAMPLE = "trapline deploy field --challenge kv_cache --entrant me"
 Variant = Annotated[
     Literal["flawed"] | None,
     typer.Option(
-        help="Prompts whose pseudo-code has a planted flaw, beside a golden test that is right and "
-        "prevails; the grade says whether the answer noticed it.",
+        help="Prompts with a flaw planted in the pseudo-code and a golden test that contradicts it "
+        "and decides; the grade says whether the answer noticed.",
         show_default=False,
     ),
 ]

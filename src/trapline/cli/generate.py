@@ -99,7 +99,7 @@ def generate(
     drafter: Annotated[
         Path | None, typer.Option(help="Drafter of dflash and ddtree; by default MODEL/drafter.")
     ] = None,
-    budget: Annotated[int, typer.Option(min=1, help="Drafted tokens a pass.")] = 32,
+    budget: Annotated[int, typer.Option(min=1, help="Drafted tokens per pass.")] = 32,
 ) -> None:
     """Continue a prompt and print the speed."""
     try:

@@ -14,15 +14,17 @@ EXAMPLE = "trapline pack runs/book/model book.gguf --format q8_0"
 
 def pack(
     model: Annotated[Path, typer.Argument(help="A checkpoint with ternary weights.")],
-    out: Annotated[Path, typer.Argument(help="A folder for packed, else a .gguf file.")],
+    out: Annotated[Path, typer.Argument(help="A folder, or a .gguf file for GGUF.")],
     form: Annotated[
-        str, typer.Option("--format", help="packed; or GGUF: f16, q8_0, tq2_0, q2_0 (a fork's).")
+        str,
+        typer.Option("--format", help="packed, or GGUF: f16, q8_0, tq2_0, q2_0 (of a fork)."),
     ] = "packed",
     group_size: Annotated[
-        int | None, typer.Option(min=1, help="Weights a scale of a dense checkpoint, else 128.")
+        int | None,
+        typer.Option(min=1, help="Weights per scale, for a dense checkpoint: 128."),
     ] = None,
 ) -> None:
-    """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Weights are stored exactly."""
+    """Write a ternary checkpoint with 2 bits per weight, or as GGUF. Weights are stored exactly."""
     if form == "packed":
         output_paths.folder(out, "what is packed")
     else:

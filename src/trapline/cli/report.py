@@ -48,7 +48,7 @@ def report(
     ] = False,
     url: Annotated[
         str,
-        typer.Option(help="Address where the site will be published: links to it get a picture."),
+        typer.Option(help="Address where the site will be published, for link previews."),
     ] = "",
     red_team: Annotated[
         Path | None,

@@ -26,63 +26,67 @@ Device = Literal["auto", "cpu", "cuda"]
 _BROUGHT = ("vocab", "dim", "layers", "heads", "kv_heads", "hidden", "tied")
 #: Options without effect on a dense model.
 _OF_TERNARY = ("group_size", "method", "soft", "learn_scales", "latent_decay")
-_TEXTS = "Text files, or folders of .txt files; form feeds or else blank lines part documents."
+_TEXTS = "Text files, or folders of .txt files. Form feeds separate documents, else blank lines do."
 
 
 def train(
     called: typer.Context,
     texts: Annotated[list[Path], typer.Argument(help=_TEXTS)],
-    out: Annotated[Path, typer.Option(help="Where the run leaves everything.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
     vocab: Annotated[int, typer.Option(help="Tokens of the BPE vocabulary.")] = 4096,
     dim: Annotated[int, typer.Option(min=2, help="Width; a multiple of 128 packs best.")] = 256,
-    layers: Annotated[int, typer.Option(min=1)] = 6,
-    heads: Annotated[int, typer.Option(min=1)] = 4,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="If fewer than heads.")] = None,
-    hidden: Annotated[int | None, typer.Option(min=1, help="About 8/3 of dim if left out.")] = None,
-    context: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 256,
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 6,
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Default: as many as heads.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Default: about 8/3 of dim.")] = None,
+    context: Annotated[int, typer.Option(min=2, help="Tokens per training window.")] = 256,
     tied: Annotated[bool, typer.Option(help="One table for embedding and head.")] = True,
-    steps: Annotated[int, typer.Option(min=1)] = 1000,
-    batch: Annotated[int, typer.Option(min=1, help="Windows a micro-batch and process.")] = 16,
-    accumulate: Annotated[int, typer.Option(min=1, help="Micro-batches a step.")] = 1,
-    optimiser: Annotated[Optimiser, typer.Option()] = "adamw",
-    rate: Annotated[float, typer.Option(min=0, help="Peak, relative to a typical weight.")] = 0.05,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Windows per micro-batch and GPU.")] = 16,
+    accumulate: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 1,
+    optimiser: Annotated[Optimiser, typer.Option(help="Optimiser.")] = "adamw",
+    rate: Annotated[
+        float, typer.Option(min=0, help="Peak learning rate, relative to a typical weight.")
+    ] = 0.05,
     final_rate: Annotated[
-        float | None, typer.Option(min=0, help="A tenth of the peak if not given.")
+        float | None, typer.Option(min=0, help="Last learning rate; default: a tenth of the peak.")
     ] = None,
     matrices: Annotated[
-        float, typer.Option(min=0, help="Matrices between embedding and head: times the rate.")
+        float, typer.Option(min=0, help="Factor of the rate for matrices inside the layers.")
     ] = 1.0,
-    warm_up: Annotated[int, typer.Option(min=0, help="Steps.")] = 50,
-    schedule: Annotated[Schedule, typer.Option(help="Of the rate.")] = "cosine",
+    warm_up: Annotated[int, typer.Option(min=0, help="Steps of rising rate.")] = 50,
+    schedule: Annotated[Schedule, typer.Option(help="How the rate falls.")] = "cosine",
     clip: Annotated[float, typer.Option(min=0, help="Largest norm of the gradient.")] = 1.0,
-    evaluate_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 50,
-    patience: Annotated[int, typer.Option(min=0, help="Evaluations without a best; 0: all.")] = 8,
-    held_out: Annotated[float, typer.Option(help="Share of the documents that judges.")] = 0.05,
-    seed: Annotated[int, typer.Option()] = 0,
-    precision: Annotated[Precision, typer.Option(help="Of the products.")] = "fp32",
-    compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
-    capture: Annotated[bool, typer.Option(help="A step as two CUDA graphs, on one GPU.")] = False,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations.")] = 50,
+    patience: Annotated[
+        int, typer.Option(min=0, help="End after so many evaluations without a best; 0: never.")
+    ] = 8,
+    held_out: Annotated[float, typer.Option(help="Share of documents to evaluate on.")] = 0.05,
+    seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of matrix products.")] = "fp32",
+    compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    capture: Annotated[bool, typer.Option(help="Run CUDA graphs (one GPU).")] = False,
     device: Annotated[Device, typer.Option(help="auto: the GPU if there is one.")] = "auto",
-    group_size: Annotated[int, typer.Option(min=1, help="Weights a scale; TQ2_0: 256.")] = 128,
+    group_size: Annotated[int, typer.Option(min=1, help="Weights per scale; TQ2_0: 256.")] = 128,
     method: Annotated[Method, typer.Option(help="How weights become ternary.")] = "absmean",
-    soft: Annotated[float, typer.Option(help="Weights harden over this share of steps.")] = 0.0,
+    soft: Annotated[float, typer.Option(help="Share of steps with soft weights.")] = 0.0,
     learn_scales: Annotated[
         bool, typer.Option(help="Learn the groups' scales as well.")
     ] = False,
-    dense: Annotated[bool, typer.Option(help="Train the dense twin instead.")] = False,
+    dense: Annotated[bool, typer.Option(help="Train a dense model instead.")] = False,
     start: Annotated[Path | None, typer.Option(help="A dense checkpoint to begin with.")] = None,
     teacher: Annotated[Path | None, typer.Option(help="A dense checkpoint to learn from.")] = None,
     distill: Annotated[
         float, typer.Option(min=0, max=1, help="The teacher's share of the loss.")
     ] = 0.5,
-    weight_decay: Annotated[float, typer.Option(min=0, help="Of dense matrices only.")] = 0.0,
-    latent_decay: Annotated[float, typer.Option(min=0, help="Of latent ternary weights.")] = 0.0,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Decay of dense matrices.")] = 0.0,
+    latent_decay: Annotated[float, typer.Option(min=0, help="Decay of latent weights.")] = 0.0,
+    resume: Annotated[bool, typer.Option(help="Continue the run in --out.")] = False,
 ) -> None:  # fmt: skip
     """Train a language model whose embeddings, attention, MLP and head are all ternary.
 
-    Leaves model/ (any tool reads it), packed/ (2 bits a weight), curves.csv, curves.png, run.json
-    and the state that --resume goes on from. The best model on held-out documents is kept.
+    Writes model/ (a Hugging Face checkpoint), packed/ (2 bits per weight), curves.csv, curves.png,
+    run.json and the state for --resume. Keeps the model that is best on held-out documents.
     """
     output_paths.folder(out, "a run")
     run = _training()
