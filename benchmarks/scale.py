@@ -120,7 +120,7 @@ def page(result: dict) -> str:
             "## Machine hours",
             "",
             f"{total:,} cells take **{hours:,.0f} machine hours**, one at a time on a machine:",
-            "every challenge takes times, and who takes times is alone on its machine. Before its",
+            "every challenge is timed, and a timed cell has its machine to itself. Before its",
             "first cell of a challenge a machine shows that it can judge it, which takes",
             f"{rig:,.0f} s a machine for all challenges.",
             "",
