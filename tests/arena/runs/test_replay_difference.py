@@ -47,6 +47,12 @@ def test_another_letter_is_not_the_same_verdict():
     assert said == "same checks and findings; the letter differs by what was measured"
 
 
+def test_dimension_that_was_measured_once_is_not_the_same_verdict():
+    before, after = _cell(95.0, speed=80.0, analysis=50.0), _cell(95.0, speed=None, analysis=None)
+    said = Replay(before=before, after=after, differences=[]).agreement
+    assert said == "same checks and findings; measured in one of the two only: speed"
+
+
 def test_finding_that_is_less_certain_is_a_difference():
     def cell(certainty):
         finding = Finding(

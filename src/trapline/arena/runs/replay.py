@@ -33,9 +33,21 @@ class Replay(Record):
     @property
     def agreement(self) -> str:
         """What is the same where nothing differs but measured values."""
+        if self.measured_once:
+            names = ", ".join(self.measured_once)
+            return f"same checks and findings; measured in one of the two only: {names}"
         if self.before.letter == self.after.letter:
             return "same verdicts"
         return "same checks and findings; the letter differs by what was measured"
+
+    @property
+    def measured_once(self) -> list[str]:
+        """Dimensions with a score before or now, but not both; a replay asks no judge."""
+        before, after = (
+            {name for name, dimension in cell.dimensions.items() if dimension.score is not None}
+            for cell in (self.before, self.after)
+        )
+        return sorted((before ^ after) - {"analysis"})
 
 
 def replay(bundle: Bundle, level: Level, trap_set: Path | None = None) -> Replay:
