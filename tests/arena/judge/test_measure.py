@@ -3,6 +3,9 @@
 import math
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -101,10 +104,29 @@ def test_rounds_that_do_not_agree_are_followed_by_others(speed):
     assert noisy.evidence["rounds"] == 6 * measure.MOST_ROUNDS
 
 
-def test_answer_that_scores_nothing_by_far_is_timed_briefly(speed):
-    slow = speed(reference=[1.0], submission=[100.0])
-    assert (slow.score, slow.evidence["rounds"]) == (0.0, measure.LEAST_ROUNDS)
-    assert speed(reference=[1.0], submission=[15.0]).evidence["rounds"] == 6
+@pytest.mark.parametrize(
+    ("seconds", "score", "rounds"),
+    [(100.0, 0.0, 2), (0.4, 100.0, 2), (12.0, 0.0, 6), (0.8, 100.0, 6)],
+)
+def test_further_rounds_are_run_only_where_they_may_change_the_score(speed, seconds, score, rounds):
+    found = speed(reference=[1.0], submission=[seconds])
+    assert (found.score, found.evidence["rounds"]) == (score, rounds)
+
+
+def test_two_graders_time_one_burst_at_a_time(sorting, level, tmp_path):
+    """And neither waits for the other's inputs or checks."""
+    (tmp_path / "solution.py").write_text(WORKING)
+    call = Call("sort_rows", (np.ones((1, 1)),))
+    with Submission(tmp_path, sorting.sandbox_config(level)) as submission:
+        with ThreadPoolExecutor(1) as other, measure.quiet():
+            prepared = threading.Event()
+            burst = other.submit(
+                measure._burst, submission, lambda *_: (prepared.set(), call)[1], None, 1
+            )
+            assert prepared.wait(10)
+            time.sleep(0.3)
+            assert not burst.done()
+        assert len(burst.result()) == 1
 
 
 def test_ratio_within_the_noise_of_the_reference_is_that_of_the_reference(speed):

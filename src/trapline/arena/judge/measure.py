@@ -23,8 +23,9 @@ from trapline.arena.record import Dimension
 BURST = 4
 QUICK_ROUNDS = 6
 FULL_ROUNDS = 14
-#: Where an answer scores nothing by far after so many rounds, no further ones are run.
-LEAST_ROUNDS = 2
+#: After so many rounds no further ones are run where they cannot change the score: this many times
+#: the ratio, or as much less, scores the same.
+LEAST_ROUNDS, DECIDED_BY = 2, 1.5
 #: Rounds that do not agree are followed by others: up to so many times the planned ones.
 MOST_ROUNDS = 2
 #: The cheapest quarter of the calls decides: the dearest of it is what a call costs.
@@ -84,17 +85,16 @@ def speed(
     racers = {"reference": reference, "submission": submission}
     costs = {name: Costs(rounds * MOST_ROUNDS) for name in racers}
     ratio = math.inf
-    with quiet():
-        for name, racer in racers.items():
-            with _blamed(name):
-                _burst(racer, prepare, rng, 1)[0].check()
-        while not _settled(costs, rounds) and not _hopeless(ratio, costs, plan):
-            for index in rng.permutation(len(racers)):
-                name = list(racers)[index]
-                others = [racer for other, racer in racers.items() if other != name]
-                with paused(others), _blamed(name):
-                    costs[name].add(_burst(racers[name], prepare, rng, BURST))
-            ratio = costs["reference"].a_call() / costs["submission"].a_call()
+    for name, racer in racers.items():
+        with _blamed(name):
+            _burst(racer, prepare, rng, 1)[0].check()
+    while not _settled(costs, rounds) and not _is_decided(ratio, costs, plan):
+        for index in rng.permutation(len(racers)):
+            name = list(racers)[index]
+            others = [racer for other, racer in racers.items() if other != name]
+            with paused(others), _blamed(name):
+                costs[name].add(_burst(racers[name], prepare, rng, BURST))
+        ratio = costs["reference"].a_call() / costs["submission"].a_call()
     # Only cheap calls decide, so only skipped work in them would pay: all of these are checked.
     for name, kept in costs.items():
         with _blamed(name):
@@ -128,10 +128,11 @@ def _settled(costs: dict[str, "Costs"], rounds: int) -> bool:
     return agreed or done >= MOST_ROUNDS * rounds
 
 
-def _hopeless(ratio: float, costs: dict[str, "Costs"], plan: SpeedPlan) -> bool:
-    """Whether twice the speed would still score nothing."""
+def _is_decided(ratio: float, costs: dict[str, "Costs"], plan: SpeedPlan) -> bool:
+    """Whether the score is 0 or 100 by far."""
     done = len(costs["reference"].bursts)
-    return done >= LEAST_ROUNDS and _speed_score(2.0 * ratio, plan) == 0.0
+    slower, faster = ratio / DECIDED_BY, ratio * DECIDED_BY
+    return done >= LEAST_ROUNDS and _speed_score(slower, plan) == _speed_score(faster, plan)
 
 
 def _speed_score(ratio: float, plan: SpeedPlan) -> float:
@@ -211,11 +212,13 @@ def _burst(
     calls = [prepare(submission, rng) for _ in range(n)]
     timed = [TimedCall(submission, call.entry, call.args, call.kwargs, call.on) for call in calls]
     answers = []
-    for call, one in zip(calls, timed, strict=True):
-        used, started = _processor_seconds(submission), time.perf_counter()
-        digest = one.run()
-        clock = time.perf_counter() - started
-        answers.append(TimedAnswer(call, one, digest, _processor_seconds(submission) - used, clock))
+    with quiet():
+        for call, one in zip(calls, timed, strict=True):
+            used, started = _processor_seconds(submission), time.perf_counter()
+            digest = one.run()
+            clock = time.perf_counter() - started
+            used = _processor_seconds(submission) - used
+            answers.append(TimedAnswer(call, one, digest, used, clock))
     return answers
 
 
@@ -310,7 +313,7 @@ def _blamed(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """One timing at a time on this machine, across all graders."""
+    """One burst of timed calls at a time on this machine, across all graders."""
     path = Path(tempfile.gettempdir(), f"trapline-{os.getuid()}.timing")
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
