@@ -154,6 +154,10 @@ class Challenge:
         return self._narrowed.folder / CONTROL
 
     def solution_files(self) -> dict[str, str]:
+        return dict(self._solution_files)
+
+    @cached_property
+    def _solution_files(self) -> dict[str, str]:
         return {
             str(path.relative_to(self.solution)): path.read_text(encoding="utf-8")
             for path in sorted(self.solution.rglob("*.py"))
@@ -182,6 +186,11 @@ class Challenge:
     @cached_property
     def traps(self) -> list[Trap]:
         return [trap for trap in self._all_traps if trap.id not in self.not_asked]
+
+    @cached_property
+    def forms(self) -> dict[str, Trap]:
+        """Form of a bug → the trap that names it."""
+        return {form: trap for trap in self.traps for form in trap.forms}
 
     @cached_property
     def _all_cases(self) -> list[Case]:

@@ -47,6 +47,14 @@ def test_slow_checks_are_asked_of_bugs_that_may_fail_them(bug, tried):
     assert ((bug, "learns") in asked) is tried
 
 
+def test_bug_that_differs_in_one_slow_check_is_not_tried_on_the_others():
+    failing = ["learns", "learns-a-rule-two-back", "recalls-the-first-token", "group-filled-up"]
+    asked = asked_for("ternary_training", "scale-by-largest", "quantises-normal-weights", *failing)
+    tried = {check for bug, check in asked if bug == "scale-by-largest"}
+    assert tried & load("ternary_training").slow == {"learns"}
+    assert "group-filled-up" in tried
+
+
 def test_bugs_that_cannot_show_in_a_check_are_not_planted_for_it():
     narrow = ["complex-draft-accepted", "complex-laws-accepted", "negative-limit-accepted"]
     asked = asked_for("dflash", *narrow, "negative-node-accepted")

@@ -198,7 +198,7 @@ class DiagnosisCertifier:
 
     def dictionary(self, on_result: Callable[[], None] = lambda: None) -> dict[str, list[str]]:
         """Form of a trap's bug → the checks that it fails for every seed."""
-        forms = {form: trap.id for trap in self.challenge.traps for form in trap.forms}
+        forms = {form: trap.id for form, trap in self.challenge.forms.items()}
         jobs = [(form, trap, seed) for form, trap in forms.items() for seed in SEEDS]
         fails: dict[str, set[str]] = {}
         for (form, trap, _), failed in run_all(lambda job: self._fails(*job), jobs):

@@ -38,7 +38,7 @@ def _share(findings: Sequence[Outcome]) -> str:
 
 def _section(certificate: Certificate) -> list[str]:
     challenge = load(certificate.challenge)
-    traps = {form: trap for trap in challenge.traps for form in trap.forms}
+    traps = challenge.forms
     lines = [
         f"## {certificate.challenge}",
         "",

@@ -107,7 +107,7 @@ class Diagnoser:
         self.failures = {f.id: f for f in failures}
         self.traps = {trap.id: trap for trap in challenge.traps}
         #: Form of a bug → the trap that names it.
-        self.forms = {form: trap.id for trap in challenge.traps for form in trap.forms}
+        self.forms = {form: trap.id for form, trap in challenge.forms.items()}
         checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
         self._checks = len(checks)
         #: Checks of what happens to bad input.
@@ -431,14 +431,24 @@ class Diagnoser:
         if cause in self.confirmed:
             explained |= self._same_crash(own)
         if cause in self.confirmed and not self._is_spent():
-            # The dictionary's seeds may have missed some.
-            others = sorted(self.rest - explained - self._not_tried(cause))[: self.most_echoes]
-            explained |= {
-                check
-                for check in others
-                if self._same_answers(cause, check) or self._together([*self.causes], check)
-            }
+            explained |= set(self._echoes(cause))
         self.rest -= explained
+
+    def _echoes(self, cause: str) -> Iterator[str]:
+        """Further checks that fail by this cause: the dictionary's seeds may have missed some.
+
+        A bug that answers one slow check in another way is not tried on the other slow ones.
+        """
+        tried = self.rest - self.causes[cause] - self._not_tried(cause)
+        slow = self.challenge.slow if self.forms[cause] not in self.challenge.slow else frozenset()
+        differs = False
+        for check in sorted(tried)[: self.most_echoes]:
+            if differs and check in slow:
+                continue
+            if self._same_answers(cause, check) or self._together([*self.causes], check):
+                yield check
+            else:
+                differs = differs or check in slow
 
     def _not_tried(self, cause: str) -> frozenset[str]:
         """Checks too slow to be run on this bug's mutant: slow ones ask for ordinary answers, which

@@ -362,7 +362,7 @@ def _files(challenge: Challenge, subject: str | dict[str, str]) -> dict[str, str
     if subject == GOLD:
         return gold
     for form in subject.split(BOTH):
-        gold = next(trap for trap in challenge.traps if form in trap.forms).plant(gold, form)
+        gold = challenge.forms[form].plant(gold, form)
     return gold
 
 

@@ -8,6 +8,7 @@ seed the submission cannot know; their ids are the functions' names with hyphens
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -56,7 +57,7 @@ class Trap:
     #: The bug is what earlier calls left behind: which other checks it fails is a matter of chance.
     keeps_state: bool = False
 
-    @property
+    @cached_property
     def forms(self) -> dict[str, Mutant]:
         """The bug's mutants by name: the trap's id, then `id#2`, `id#3` and so on."""
         others = {f"{self.id}#{number}": form for number, form in enumerate(self.also, 2)}
