@@ -138,6 +138,7 @@ class Certifier:
     def right_on_cases(self) -> Outcome:
         """The gold solution on the contract cases alone: can this machine judge?"""
         with open_submission(self.challenge, self.challenge.solution, self.level) as submission:
+            submission.is_ours = True
             result = first_failure(self.challenge.cases, submission, self.seed)
         return Outcome(
             kind="right",

@@ -13,6 +13,9 @@ from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.sandbox import probe, why_not
 from trapline.arena.record import LEVELS, Bundle, Level
 
+#: Cells beyond the number of cores: one that waits for its turn to be timed, or for a process to
+#: start or end, leaves a core free.
+SPARE_CELLS = 1
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
@@ -44,7 +47,7 @@ class LocalExecutor:
     """This machine. `measure.quiet` keeps two timings from overlapping."""
 
     def __init__(self, workers: int | None = None) -> None:
-        self.width = workers or cores()
+        self.width = workers or cores() + SPARE_CELLS
 
     def level(self, required: Level | None = None, forced: Level | None = None) -> Level:
         return choose_level(required, forced)

@@ -71,12 +71,12 @@ def grade_field(
     store.plan(entry.key for entry in outdated)
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
         if isinstance(place, LocalExecutor):
-            judged = {_judge(entry).digest: entry for entry in outdated}
+            judged = {_judge(entry).digest: entry for entry in _longest_first(outdated)}
             yardsticks.recall(store.meta().get(YARDSTICKS, {}))
             _check_once(list(judged.values()), options.level, store, place)
-        # The longest first, so that the run does not end with one of them.
-        jobs = sorted(outdated, key=lambda job: _judge(job).plan.limits.call_seconds, reverse=True)
-        yield from _grade_rounds(jobs, _Grader(store, options, seed, key, on_step, place))
+        yield from _grade_rounds(
+            _longest_first(outdated), _Grader(store, options, seed, key, on_step, place)
+        )
 
 
 def _withdraw(done: set[CellKey], store: Store) -> None:
@@ -85,6 +85,11 @@ def _withdraw(done: set[CellKey], store: Store) -> None:
     for key, state in store.waiting().items():
         if state == "waiting" and key in done:
             store.withdraw(key)
+
+
+def _longest_first(entries: list[GradeRequest]) -> list[GradeRequest]:
+    """So that no work ends with a long one that nothing runs beside."""
+    return sorted(entries, key=lambda one: _judge(one).plan.limits.call_seconds, reverse=True)
 
 
 def _judge(entry: GradeRequest) -> Challenge:
