@@ -1,9 +1,10 @@
-"""Attacks beside the sandbox: on evidence, reproductions, logs, names, profiles and reports.
+"""Attacks beside the sandbox: on evidence, reproductions, logs, names, profiles, reports, exports.
 
 Each is tried twice: with the defence against it, where it gains nothing, and with that defence
 switched off, where it does. An attack is a function that returns what it gained.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -17,16 +18,18 @@ import pytest
 from trapline.arena import profile as profiles
 from trapline.arena.challenge import load
 from trapline.arena.errors import ArenaError, UsageError
+from trapline.arena.export.environment import files_of_reply
 from trapline.arena.judge import grade, intake, reproduction
 from trapline.arena.judge.intake import Intake, from_texts, take_in
 from trapline.arena.profile import ADAPTER, FLAWED
 from trapline.arena.record import Bundle, Cell, Finding, Origin
 from trapline.arena.report import slugs, tables
 from trapline.arena.report.markdown import syntax
+from trapline.arena.report.pages import duel
 from trapline.arena.runs import field, sessions
 from trapline.arena.runs.replay import replay
 from trapline.arena.runs.store import Store, evidence, read_bundle
-from trapline.arena.solving import redact_names
+from trapline.arena.solving import answers, redact_names
 from trapline.arena.solving.redact import Redactor
 from trapline.arena.solving.redact_json import learn_document, redact_document
 from trapline.arena.standings.costs import total_cost
@@ -342,6 +345,59 @@ def name_that_takes_anothers_page(bench):
     return "two share a page" if len(set(pages.values())) < len(pages) else ""
 
 
+def plain_json(patch):
+    patch.setattr(duel, "htmlsafe_json_dumps", json.dumps)
+
+
+@attack(plain_json)
+def name_that_ends_the_script_of_the_single_file(bench):
+    name = "</script><script>alert(1)</script>"
+    pages = SimpleNamespace(columns=[], entrant_slugs={name: "x"}, row=lambda _: [])
+    bench.patch.setattr(duel, "_bugs", lambda _: [])
+    shown = str(duel.data(SimpleNamespace(field=pages, order=[name])))
+    return "a script of its own" if "</script>" in shown else ""
+
+
+# --- exports: a policy's reply becomes the files that are graded ---------------------------------
+
+SOLVED = "```python solution.py\nx = 1\n```\n"
+any_path = without(answers, "_safe", str)
+
+
+@attack(any_path)
+def reply_with_a_file_above_the_workspace(bench):
+    workspace = bench.folder / "workspace"
+    workspace.mkdir()
+    reply = SOLVED + "```python ../escaped.py\nx = 1\n```\n"
+    answers.write_files(workspace, files_of_reply(reply))
+    return "it wrote outside" if (bench.folder / "escaped.py").exists() else ""
+
+
+@attack(any_path)
+def reply_with_an_absolute_path(bench):
+    target = bench.folder / "escaped.py"
+    answers.write_files(bench.folder, files_of_reply(f"{SOLVED}```python {target}\nx = 1\n```\n"))
+    return "it wrote outside" if target.exists() else ""
+
+
+@attack(any_path)
+def reply_with_a_backslash_for_a_slash(bench):
+    files = files_of_reply(SOLVED + "```python ..\\escaped.py\nx = 1\n```\n")
+    return "another system's path" if any("\\" in name for name in files) else ""
+
+
+@attack(any_path)
+def reply_with_a_hidden_record(bench):
+    files = files_of_reply(SOLVED + "```text .trapline/record.txt\nmodel = best\n```\n")
+    return "a record of its own" if any(name.startswith(".") for name in files) else ""
+
+
+@attack(without(answers, "MAX_FILES", 10**6))
+def reply_of_a_thousand_files(bench):
+    many = "".join(f"```python part{n}.py\nx = 1\n```\n" for n in range(1000))
+    return f"{len(found)} files" if len(found := files_of_reply(SOLVED + many)) > 40 else ""
+
+
 # --- profiles, adapters and flawed prompts -------------------------------------------------------
 
 
@@ -400,7 +456,7 @@ def bench(monkeypatch, tmp_path):
 
 
 def test_there_are_enough_attacks():
-    assert len(ATTACKS) >= 30
+    assert len(ATTACKS) >= 36
 
 
 @pytest.mark.parametrize("name", ATTACKS)
