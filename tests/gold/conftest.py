@@ -13,7 +13,22 @@ SERVER = [sys.executable, str(Path(__file__).parent / "script_server.py")]
 
 
 @pytest.fixture(scope="session")
-def run_script():
+def kernel_cache(tmp_path_factory) -> str:
+    """The folder of compiled kernels, kept between runs.
+
+    Triton finds one by its source, options, target and release: what changed is compiled again.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "trapline" / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written
+        return str(tmp_path_factory.mktemp("kernels"))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def run_script(kernel_cache):
     """Runs a script with a folder as its argument; it must succeed.
 
     In a process of its own, the child of one with torch and Triton: whether Triton interprets is
@@ -28,7 +43,7 @@ def run_script():
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             server = subprocess.Popen(SERVER, env=ours, text=True, bufsize=1, **pipes)
             servers[TRITON_INTERPRET] = server
-        environment = {"TRITON_CACHE_DIR": str(folder / "cache"), **environment}
+        environment = {"TRITON_CACHE_DIR": kernel_cache, **environment}
         server.stdin.write(json.dumps([str(script), str(folder), environment]) + "\n")
         status = server.stdout.readline()
         assert status == "0\n", f"{status}: {(folder / 'said.txt').read_text()[-4000:]}"

@@ -70,8 +70,10 @@ def test_releases_are_the_ends_of_the_tested_range_and_all_between():
 
 
 @pytest.mark.parametrize("release", [RELEASES[0], RELEASES[-1]])
-def test_every_family_compiles_with_the_oldest_and_the_newest_release(release, tmp_path):
-    environment = with_release(release) | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+def test_every_family_compiles_with_the_oldest_and_the_newest_release(
+    release, tmp_path, kernel_cache
+):
+    environment = with_release(release) | {"TRITON_CACHE_DIR": kernel_cache}
     command = [sys.executable, str(HERE / "compile_families.py"), str(tmp_path)]
     environment |= {"TRITON_INTERPRET": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
