@@ -5,6 +5,7 @@ Torch and Triton run on CPU tensors; CUDA C++ is compiled, not run. The checks t
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -86,8 +87,8 @@ CALLS = {
             [dtype, [rows, inputs]],
         ]
         for dtype, rows, inputs in (
-            ("bfloat16", 1, 4096),
-            ("bfloat16", 1024, 4096),
+            ("bfloat16", 1, 16384),
+            ("bfloat16", 1024, 8192),
             ("float32", 40, 256),
         )
     ],
@@ -211,3 +212,27 @@ def test_ternary_baseline_keeps_the_contract_in_bfloat16():
     out = torch.empty((1, 100), dtype=torch.bfloat16)
     baseline.ternary_matmul(torch.from_numpy(p.packed), torch.from_numpy(p.scales), x, out)
     cases.check(out.float().numpy(), p)
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 70, 130])
+def test_large_ternary_products_match_float64(rows, dtype):
+    """The gold solution's kernel for large products: checks are small, and timed outputs are
+    compared with its own."""
+    torch = pytest.importorskip("torch")
+    challenge = CHALLENGES["ternary_training"]
+    cases = challenge.module("cases")
+    gold = local.load(challenge.solution, compile_once=False)
+    p = cases.problem(np.random.default_rng(rows), rows, 2048, 2100, dtype)
+    kind = getattr(torch, dtype)
+    x = torch.from_numpy(np.array(p.x, np.float32)).cuda().to(kind)
+    padded = torch.zeros((rows, 2048 + 24), dtype=kind, device="cuda")[:, :2048].copy_(x)
+    packed, scales = torch.from_numpy(p.packed).cuda(), torch.from_numpy(p.scales).cuda()
+    outs = [torch.full((rows, 2100), math.nan, dtype=kind, device="cuda") for _ in range(3)]
+    for out, each in zip(outs, (x, x, padded), strict=True):
+        gold.ternary_matmul(packed, scales, each, out)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    got = outs[0].float() if dtype == "bfloat16" else outs[0]
+    cases.check(got.cpu().numpy(), p)
