@@ -18,6 +18,7 @@ from trapline.arena.certify import gpu_race, red_team
 from trapline.arena.errors import Violation
 from trapline.arena.gpu import fresh_inputs, judge, opening, rig, timing
 from trapline.arena.process import session
+from trapline.arena.process.isolation import stage
 from trapline.arena.process.isolation.stage import SandboxStage
 
 #: Long enough for what an attack leaves until after its call.
@@ -356,6 +357,18 @@ def no_file_rules(bench):
     bench.leave_out("landlock")
 
 
+@switch("folders-of-another-user")
+def folders_of_everybody(bench):
+    """What a runner is served from can be written by any user."""
+    make = stage._make_readable_folder
+
+    def shared(path):
+        make(path)
+        path.chmod(0o777)
+
+    bench.patch.setattr(stage, "_make_readable_folder", shared)
+
+
 @switch("private-scratch")
 def shared_scratch(bench):
     """One folder for every runner, without the file system that hides it."""
@@ -363,9 +376,9 @@ def shared_scratch(bench):
     shared.mkdir(exist_ok=True)
     made = SandboxStage.__init__
 
-    def init(stage, program, submission):
-        made(stage, program, submission)
-        stage.scratch = shared
+    def init(made_stage, program, submission):
+        made(made_stage, program, submission)
+        made_stage.scratch = shared
 
     bench.patch.setattr(SandboxStage, "__init__", init)
     bench.leave_out("namespaces")

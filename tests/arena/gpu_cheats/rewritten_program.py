@@ -1,7 +1,7 @@
 # attack: put a file beside the program that runs the answer, to be imported by the next runner
 # defence: nothing but the scratch folder can be written
 # expect: fail
-# succeeds-without: file-rules
+# succeeds-without: file-rules folders-of-another-user
 # uses: loot runner
 
 import os
