@@ -2,9 +2,11 @@
 
 `python tests/arena/gpu/campaign.py [NAME …] [--part K/N]`: one line an attack. Exit code 4: an
 attack succeeds, or does not succeed although its defence is off.
+`python tests/arena/gpu/campaign.py --page RESULTS`: the page of a campaign whose results are kept.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -50,12 +52,56 @@ def row(cheat, level, only=""):
     return cheat.name, told, f"{won or 'DOES NOT SUCCEED'} ({seconds:.0f} s)", good
 
 
+def page(results, corpus):
+    """`docs/red-team-gpu.md`. Results: attack → what it gained with all defences (empty: nothing),
+    and without its own (empty: not tried there)."""
+    attempts = results["attacks"]
+    proved = sum(bool(one["without"]) for one in attempts.values())
+    rows = []
+    for cheat in corpus:
+        one = attempts[cheat.name]
+        gained = f"**{one['gained']}**" if one["gained"] else one.get("left out") or "nothing"
+        off = ", ".join(cheat.succeeds_without)
+        how = f"off: {off}" if off else f"at level {', '.join(cheat.succeeds_at)}"
+        without = f"{one['without']} ({how})" if one["without"] else ""
+        shown = without or cheat.never_because or one["left out"]
+        cells = (f"`{cheat.name}`", cheat.attack, cheat.defence, gained, shown)
+        rows.append(f"| {' | '.join(text.replace('|', '/') for text in cells)} |")
+    tried = [one for one in attempts.values() if "left out" not in one]
+    lines = [
+        "# Red team of the GPU track",
+        "",
+        "Hostile answers to a small GPU challenge (`tests/arena/gpu_cheats`). An attack succeeds",
+        "when it passes, or gets more than it deserves, or keeps the judge from judging. Each ran",
+        "twice: with all defences, and with its own off (`tests/arena/gpu/gpu_switches.py`),",
+        "which shows that it is a real attack. How they are kept in: [security](security.md),",
+        "[GPU track](gpu-track.md).",
+        "",
+        "Written by `python tests/arena/gpu/campaign.py --page RESULTS`; do not edit. Results:",
+        "`benchmarks/results/nvidia-h200/gpu_red_team.json`.",
+        "",
+        f"- {results['machine']}",
+        f"- **Attack success: {sum(bool(one['gained']) for one in tried)} of {len(tried)}**.",
+        f"- Without their own defence: {proved} succeed.",
+        "",
+        "| attack | what it tries | what stops it | gains | gains without that defence |",
+        "|---|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--part", default="0/1", help="every N-th attack, beginning with K")
     parser.add_argument("--only", choices=("on", "off"), default="", help="defences on, or off")
+    parser.add_argument("--page", metavar="RESULTS", help="print the page of these results")
     given = parser.parse_args()
+    if given.page:
+        results = json.loads(Path(given.page).read_text())
+        print(page(results, red_team.read_corpus(red_team.find_corpus("gpu"))), end="")
+        return
     part, parts = map(int, given.part.split("/"))
     level = choose_level(forced="landlock")
     corpus = red_team.read_corpus(red_team.find_corpus("gpu"))

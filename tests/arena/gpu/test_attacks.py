@@ -1,8 +1,11 @@
 """The red team of the GPU track: no attack gains anything, and each does without its defence."""
 
+import json
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
+import campaign
 import gpu_switches
 import pytest
 
@@ -87,7 +90,21 @@ def test_page_of_the_gpu_track_names_the_gpu():
     page = red_team.markdown(team)
     assert page.startswith("# Red team of the GPU track")
     assert "- GPU: H200." in page
-    assert "--track gpu --write docs/red-team-gpu.md" in page
+    assert "--track gpu --write PAGE" in page
+
+
+def test_page_of_the_campaign_is_what_its_results_say():
+    """Every attack of the corpus was tried on a GPU, or says why not; none gained anything."""
+    root = Path(__file__).parents[3]
+    results = json.loads((root / "benchmarks/results/nvidia-h200/gpu_red_team.json").read_text())
+    page = campaign.page(results, CORPUS.values())
+    assert (root / "docs/red-team-gpu.md").read_text() == page
+    for name, cheat in CORPUS.items():
+        one = results["attacks"][name]
+        assert one["gained"] == ""
+        assert one["without"] or cheat.never_because or one["left out"]
+    one["gained"] = "it passed"
+    assert "**it passed**" in campaign.page(results, CORPUS.values())
 
 
 class Judged:

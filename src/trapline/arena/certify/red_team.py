@@ -330,7 +330,7 @@ _PAGES: dict[Track, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "gpu": (
-        "--track gpu --write docs/red-team-gpu.md",
+        "--track gpu --write PAGE",
         (
             "a defence is switched off (`tests/arena/gpu/test_attacks.py`, by the names of",
             "`tests/arena/gpu/gpu_switches.py`) or in a plain process.",
