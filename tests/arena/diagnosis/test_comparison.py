@@ -57,6 +57,15 @@ def test_half_precision_of_a_gpu_is_a_class_of_its_own(lowered):
     assert compare(said(mine), said(theirs), right, lowered=lowered).is_same is lowered
 
 
+def test_same_wrong_dtype_is_compared_within_the_rounding_of_the_right_one():
+    """One code stores float32 numbers in float64, another never rounds them."""
+    right = (RIGHT / 7).astype(np.float32)
+    stored, unrounded = right.astype(np.float64), RIGHT / 7
+    assert compare(said(unrounded), said(stored), said(right)).is_same
+    assert not compare(said(2 * unrounded), said(stored), said(right)).is_same
+    assert not compare(said(unrounded), said(right.astype(np.float16)), said(right)).is_same
+
+
 def test_wrong_factor_is_not_taken_for_rounding():
     mine, theirs = RIGHT * (1 + 3e-8 * np.cos(RIGHT)), RIGHT * (1 + 3e-8)
     assert not compare(said(mine), said(theirs), said(RIGHT)).is_same

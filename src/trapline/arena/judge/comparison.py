@@ -117,8 +117,23 @@ def _values(mine: Any, theirs: Any, right: Any, lowered: bool) -> Iterator[Masks
     elif len(kinds) == 1 and isinstance(mine, np.ndarray):
         yield from _arrays(mine, theirs, right, lowered)
     else:
-        agree = equal_values(mine, theirs)
+        agree = equal_values(mine, theirs) or _same_wrong_dtype(mine, theirs, right)
         yield _one(not equal_values(mine, right), not equal_values(theirs, right), agree)
+
+
+def _same_wrong_dtype(mine: Any, theirs: Any, right: Any) -> bool:
+    """Both have the same other dtype than the right answer, and equal values within the rounding of
+    the narrower one: where code widens or narrows its numbers is another matter."""
+    if not all(isinstance(value, np.ndarray) for value in (mine, theirs, right)):
+        return False
+    if (
+        mine.dtype != theirs.dtype
+        or mine.dtype == right.dtype
+        or mine.dtype.kind != right.dtype.kind
+    ):
+        return False
+    narrower = min(mine.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+    return _equal_numbers(mine.astype(narrower), theirs.astype(narrower))
 
 
 def _kind(value: Any) -> Any:

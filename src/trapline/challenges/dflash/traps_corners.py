@@ -17,6 +17,10 @@ from trapline.challenges.dflash.situations import (
 )
 from trapline.challenges.dflash.solution_lines import BLOCK, INHERIT, LOOP, POP, PUSH
 
+_TREE = '    budget = whole(budget, "budget", least=0)\n    ranked'
+_CACHE = '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    first'
+_GENERATE = '    budget = whole(budget, "budget", least=0)\n    if'
+
 
 @trap(
     catches="between equal weights the lower parent is preferred before the lower depth",
@@ -103,3 +107,26 @@ def draft_length_remembered(submission: Submission, rng: np.random.Generator) ->
     table.run(
         submission, law, growing, prompt, compare=["passes"], max_new_tokens=9, eos_id=eos, budget=3
     )
+
+
+@trap(
+    catches="a budget, a prefix or a limit of 0 is refused",
+    severity="major",
+    story="The check asks for more than 0 where it means at least 0.",
+    mutant=edit(_TREE, _TREE.replace("=0", "=1")),
+    also=[
+        edit(_CACHE, _CACHE.replace("=0", "=1")),
+        edit('"max_new_tokens", least=0', '"max_new_tokens", least=1'),
+        edit(_GENERATE, _GENERATE.replace("=0", "=1")),
+    ],
+)
+def zero_refused(submission: Submission, rng: np.random.Generator) -> None:
+    tokens, parents = submission.build_tree(np.log(rng.dirichlet(np.ones(4), 2)), 0)
+    expect.equal((len(tokens), len(parents)), (0, 0), "the sizes of a tree without a budget")
+    kv = rng.standard_normal((2, 4, 3))
+    expect.equal(submission.compact(kv, 0, [0, 2]), kv[:, [0, 1, 3]], "the committed rows")
+    prompt, _, eos, law = story_of(rng)
+    draft = table.perfect_draft(law, 3, VOCABULARY)
+    for limit, budget in ((0, 3), (3, 0)):
+        settings: dict[str, Any] = {"max_new_tokens": limit, "eos_id": eos, "budget": budget}
+        table.run(submission, law, draft, prompt, **settings)

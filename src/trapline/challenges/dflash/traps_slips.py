@@ -428,6 +428,11 @@ def numbers_reversed(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="kv[:, rows] takes the second axis, whatever the rank.",
     mutant=edit("    return kv[..., rows, :]\n", "    return kv[:, rows]\n"),
+    also=[
+        edit(
+            "or kv.ndim < 2:\n        raise TypeError", "or kv.ndim < 3:\n        raise ValueError"
+        )
+    ],
     seen=WRITTEN,
 )
 def cache_of_rank_two(submission: Submission, rng: np.random.Generator) -> None:

@@ -388,3 +388,13 @@ def backward_shapes_unchecked(submission: Submission, rng: np.random.Generator) 
     wider = np.concatenate([k, k])
     with_batch = dout, q, wider, np.concatenate([v, v]), out, lse
     expect.raises(REFUSALS, submission.flash_attention_backward, *with_batch, tile=4)
+
+
+@trap(
+    catches="a tile of 1 is refused, or answered wrongly",
+    severity="major",
+    story="The check asks for more than 1 where it means at least 1.",
+    mutant=edit("    if tile < 1:\n", "    if tile <= 1:\n"),
+)
+def tile_of_one_refused(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=3, S=3), rng, False), tile=1)

@@ -363,3 +363,13 @@ def empty_problem_unchecked(submission: Submission, rng: np.random.Generator) ->
         expect.raises(ValueError, submission.flash_attention, *uneven)
         q, k, v = Shape(**empty).draw(rng)
         expect.raises(REFUSALS, submission.flash_attention, q, k, v, tile=0)
+
+
+@trap(
+    catches="a tile of 1 is refused, or answered wrongly",
+    severity="major",
+    story="The check asks for more than 1 where it means at least 1.",
+    mutant=edit("    if tile < 1:\n", "    if tile <= 1:\n"),
+)
+def tile_of_one_refused(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=3, S=3).draw(rng), tile=1)

@@ -212,3 +212,21 @@ def answer_overwritten_later(submission: Submission, rng: Rng) -> None:
     for _ in range(2):
         _, shared = submission.sharing("softmax_topk", logits_of(rng, (2, 30)), 4)
         expect.that(not shared.earlier_answer, "an answer lies in the memory of an earlier one")
+
+
+@trap(
+    catches="k = 1, or a vocabulary of one, is refused",
+    severity="major",
+    story="The check asks for more than 1 where it means at least 1; greedy decoding fails.",
+    mutant=edit("if not 1 <= k <= logits.shape[1]:", "if not 1 < k <= logits.shape[1]:"),
+    also=[
+        edit(
+            "if not 1 <= k <= logits.shape[1]:",
+            "if not 1 <= k <= logits.shape[1] or logits.shape[1] < 2:",
+        )
+    ],
+    control=one_tile,
+)
+def k_of_one_refused(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (2, 1)), 1)
+    ask(submission, logits_of(rng, (2, 9)), 1)

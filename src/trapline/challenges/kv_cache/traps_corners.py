@@ -234,3 +234,25 @@ def softmax_underflow(submission: Submission, rng: Rng) -> None:
     twin.put(seq, 0, k, v)
     q = np.ones((3, 2, 4))
     check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    catches="the smallest size that is allowed, such as a page or a chunk of 1, is refused",
+    severity="major",
+    story="The check asks for more than 1 where it means at least 1.",
+    mutant=edit(
+        "is_int(size) and size >= 1 for size in shape",
+        "is_int(size) and size > 1 for size in shape",
+    ),
+    also=[
+        edit("size >= 1 for size in shape)", f"size >= 1 for size in shape) or shape[{place}] == 1")
+        for place in range(4)
+    ]
+    + [edit("not is_int(chunk) or chunk < 1", "not is_int(chunk) or chunk <= 1")],
+)
+def least_size_refused(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, EACH, layers=1, heads=1, width=1, page=1, pages=4):
+        seq = twin.add(2)
+        twin.check()
+        rows = twin.rows(1)
+        submission.chunked_prefill(twin.cache, seq, 0, twin.queries(1), rows, rows, 1)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_before, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     Rng,
@@ -210,3 +210,17 @@ def no_rows(submission: Submission, rng: Rng) -> None:
 def batch_of_one(submission: Submission, rng: Rng) -> None:
     for shape in ((1, 3, 4), (3, 1, 4), (1, 1, 4)):
         check_both(submission, plain(rng, shape))
+
+
+@trap(
+    catches="rows of a single feature (D = 1) are refused",
+    severity="major",
+    story="Their deviation is 0, which eps is there for.",
+    mutant=insert_after(
+        "    width = x.shape[-1]\n",
+        "    if width < 2:\n        raise ValueError('a row needs two features')\n",
+    ),
+    control=ordinary_rows,
+)
+def single_feature_refused(submission: Submission, rng: Rng) -> None:
+    check_both(submission, plain(rng, (2, 3, 1)))

@@ -532,3 +532,15 @@ def _reproduced(submission: Submission, w: np.ndarray, group_size: int) -> None:
     expect.equal(codes, np.sign(w).astype(np.int8), "the codes of 0 and ±s")
     groups = np.abs(w).reshape(len(w), -1, group_size).max(axis=-1)
     expect.equal(scales, groups.astype(np.float16), "the scales of 0 and ±s")
+
+
+@trap(
+    catches="a group size of 1 is refused",
+    severity="minor",
+    story="The check asks for more than 1 where it means at least 1.",
+    mutant=edit("    return _at_least(value, 1, name)\n", "    return _at_least(value, 2, name)\n"),
+)
+def group_of_one_refused(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.choice([-2.0, 0.0, 2.0], (2, 5))
+    codes, scales = quantised(submission, w, 1)
+    expect.equal(codes * scales.astype(np.float64), w, "weights in groups of one")

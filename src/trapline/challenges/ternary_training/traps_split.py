@@ -197,3 +197,20 @@ def documents_sorted(submission: Submission, rng: np.random.Generator) -> None:
     ]
     _, after = submission.observe("split", documents, 0.5)
     expect.equal(after[0], documents, "the documents after the call")
+
+
+@trap(
+    catches="a fraction of 0 or 1 is refused",
+    severity="minor",
+    story="The check leaves out the ends of the range.",
+    mutant=edit("if not 0.0 <= fraction <= 1.0:", "if not 0.0 < fraction < 1.0:"),
+    also=[
+        edit("if not 0.0 <= fraction <= 1.0:", "if not 0.0 < fraction <= 1.0:"),
+        edit("if not 0.0 <= fraction <= 1.0:", "if not 0.0 <= fraction < 1.0:"),
+    ],
+)
+def whole_fraction_refused(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.noise(rng, 50, 12, 6)
+    for fraction, held_out in ((0, []), (1, list(range(12)))):
+        _, valid = submission.split(documents, fraction)
+        expect.equal([*map(int, valid)], held_out, f"what a fraction of {fraction} holds out")
