@@ -337,21 +337,15 @@ def late_zero_probability_lives_on(submission: Submission, rng: np.random.Genera
 
 
 @trap(
-    catches="the smallest setting that is allowed, a beam_width or max_new_tokens of 1 or an "
-    "eos_id of 0, is refused",
+    catches="a beam_width or a max_new_tokens of 1 is refused",
     severity="major",
     story="The check asks for more than the least value instead of at least that.",
     mutant=edit('"beam_width", least=1', '"beam_width", least=2'),
-    also=[
-        edit('"max_new_tokens", least=1', '"max_new_tokens", least=2'),
-        edit('"eos_id", least=0', '"eos_id", least=1'),
-    ],
+    also=[edit('"max_new_tokens", least=1', '"max_new_tokens", least=2')],
     control=ordinary_search,
 )
 def least_setting_refused(submission: Submission, rng: np.random.Generator) -> None:
-    A, B = 1, int(rng.integers(2, VOCABULARY))
-    table = {(): {0: -3.0, A: -1.0, B: -2.0}, (A,): {0: -1.0}, (B,): {0: -2.0}}
-    one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=0)
+    A, B = tokens(rng, 2)
     table = {(): {A: -3.0, B: -1.0}, (B,): {A: -1.0}}
     one(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=A)
     one(submission, rng, table, beam_width=2, max_new_tokens=1, eos_id=A)
