@@ -111,7 +111,7 @@ def test_bias_and_penalties_reach_the_model(checkpoint, run):
 BAD = [
     (("1", "--ids"), "nowhere", "config.json"),
     (("1",), "nowhere", "no such folder or file"),
-    (("one", "--ids"), "", "integers"),
+    (("one", "--ids"), "", "token ids, such as '5 6 7'; got 'one'"),
     (("", "--ids"), "", "prompt is empty"),
     (("999", "--ids"), "", "outside the vocabulary"),
     (("1", "--ids", "--eos-id", "999"), "", "stop token 999"),

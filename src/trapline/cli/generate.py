@@ -220,7 +220,9 @@ class _Ids:
         try:
             return [int(word) for word in text.split()]
         except ValueError:
-            raise UsageError("with --ids the prompt is a list of integers") from None
+            raise UsageError(
+                f"with --ids the prompt holds token ids, such as '5 6 7'; got {text!r}"
+            ) from None
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(f"{token} " for token in tokens)

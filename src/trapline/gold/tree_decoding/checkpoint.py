@@ -44,7 +44,10 @@ def load(
     folder = Path(folder)
     for name in ("drafter.json", "drafter.safetensors"):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} is not a drafter: it has no {name}")
+            raise FileNotFoundError(
+                f"{folder} is not a drafter: it has no {name}; give the folder of a trained "
+                "drafter, or draft by prompt lookup, which needs none"
+            )
     model = DFlash(_config(read_table(folder / "drafter.json")))
     tensors = load_tensors(folder / "drafter.safetensors")
     for name, parameter in model.named_parameters():
