@@ -14,6 +14,9 @@ from trapline.gold.errors import ShapeError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.forward_context import set_forward_context  # noqa: E402
+from vllm.model_executor.layers.attention.attention import Attention  # noqa: E402
 from vllm.platforms.interface import DeviceCapability  # noqa: E402
 from vllm.v1.attention import backend as theirs  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
@@ -201,6 +204,36 @@ def test_windows_and_soft_caps(name):
     found = served(batch, impl, cache_in(KVCacheLayout.LBNHC), built(batch.common()))
     wanted = batch.expected(scale=0.3, window=6, softcap=2.0)
     np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("name", BATCHES)
+def test_vllms_own_layer_writes_the_cache_and_calls_the_backend(name, window):
+    """Its `Attention` module in its forward context, and a run that only measures memory."""
+    batch, cache = Batch(BATCHES[name]), cache_in(KVCacheLayout.LBNHC)
+    config = VllmConfig(device_config=DeviceConfig(device="cpu"))
+    with set_current_vllm_config(config):
+        layer = Attention(
+            *(H, D, 0.3, G),
+            per_layer_sliding_window=window,
+            prefix="model.layers.0.attn",
+            attn_backend=ours.TraplineBackend,
+        )
+    new = [batch.tensors(x, new=True).flatten(1) for x in (batch.q, batch.k, batch.v)]
+    with set_forward_context(None, config, slot_mapping={}):
+        assert not layer(*new).any()
+    old = (batch.tensors(x, new=False) for x in (batch.k, batch.v))
+    layer.impl.do_kv_cache_update(layer, *old, cache, batch.places(new=False))
+    layer.kv_cache = cache
+    metadata, slots = built(batch.common()), batch.places(new=True)
+    with set_forward_context(
+        {layer.layer_name: metadata}, config, slot_mapping={layer.layer_name: slots}
+    ):
+        found = layer(*new)
+    wanted = batch.expected(scale=0.3, window=window)
+    np.testing.assert_allclose(found.view(-1, H, D).numpy(), wanted, atol=2e-6)
+    rows = torch.cat([x.view(-1, G, D) for x in new[1:]], -1)  # a key before its value
+    assert torch.equal(cache[slots // P, :, slots % P], rows)
 
 
 @pytest.mark.parametrize(
