@@ -49,7 +49,8 @@ def installed(release: str) -> Path:
     there = all((folder / name).is_dir() for name in beside)
     if not there or not (folder / f"triton-{release}.dist-info" / "RECORD").exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-        command += ["--target", str(folder), f"triton=={release}", *beside.values()]
+        # A small part of its modules is imported: those are compiled then.
+        command += ["--no-compile", "--target", str(folder), f"triton=={release}", *beside.values()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:]
