@@ -20,7 +20,6 @@ mask. A mask is
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +35,10 @@ try:
     from transformers.masking_utils import causal_mask_function
 except ImportError as error:
     raise ImportError("this adapter needs the package `transformers`") from error
-# Missing in the first releases of transformers 5, which pass it to every layer.
-_collector: Any = None
-with suppress(ImportError):
+try:
     from transformers.utils.output_capturing import _active_collector as _collector
+except ImportError:  # the first releases of transformers 5 pass it to every layer
+    _collector = None
 
 #: Arguments of a layer that are not supported, and their meaning.
 _REFUSED = {

@@ -86,14 +86,14 @@ class _Pool:
         self.seqs, self.counts = [], [0] * self.layers
 
 
-class PooledLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class PooledLayer(CacheLayerMixin):
     """One layer of the pool, as transformers expects it."""
 
     is_sliding = False
     is_croppable = True
 
     def __init__(self, pool: _Pool, number: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._pool, self._number = pool, number
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
