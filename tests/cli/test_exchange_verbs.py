@@ -81,6 +81,12 @@ def test_export_adds_to_its_own_folder(trapline, tmp_path):
         assert (done.returncode, f"out/trapline_{name}" in done.stdout) == (0, True)
 
 
+def test_challenge_that_is_named_twice_is_exported_once(trapline, tmp_path):
+    twice = ("--challenge", CHALLENGE) * 2
+    done = trapline("export", "--format", "verifiers", "--out", "out", *twice)
+    assert (done.returncode, done.stdout) == (0, f"out/trapline_{CHALLENGE}\n")
+
+
 def test_an_agents_answer_goes_out_as_a_prediction_and_comes_back(trapline, tmp_path):
     (tmp_path / "agent.py").write_text(AGENT)
     agent = f"{sys.executable} {tmp_path / 'agent.py'}"

@@ -25,6 +25,7 @@ from trapline.cli.main import FAILURE, build, guarded
         (("report", "published", "--format", "csv", "--out", "file/x.csv"), "file is a file"),
         (("redact", "folder", "--out", "file/public"), "cannot write file/public: file is a file"),
         (("export", "--out", "file/tasks"), "cannot write file/tasks: file is a file"),
+        (("export", "--out", "/proc/none"), "cannot write /proc/none: "),
         (("certify", "--write", "file/kills.md"), "file is a file"),
         (("deploy", "file/field", "--entrant", "me"), "cannot write file/field: file is a file"),
         (("grade", "field", "--out", "file/run"), "cannot write file/run: file is a file"),

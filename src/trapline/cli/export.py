@@ -111,7 +111,7 @@ def _export_challenges(
 ) -> None:
     if source is not None:
         raise UsageError(f"--format {form} exports challenges; remove the run or field")
-    chosen = [load(one) for one in names or load_all()]
+    chosen = [load(one) for one in dict.fromkeys(names or load_all())]
     write = _CHALLENGES[form] if images is None else partial(write_tasks, images=images)
     claim(target, form)
     _print_paths(write(chosen, target))

@@ -122,6 +122,7 @@ def test_run_becomes_logs_that_inspect_reads(tmp_path):
 
     run = Run("nightly", cells, load_all(), bundle_of)
     paths = write_eval_logs(run, tmp_path)
+    assert paths == write_eval_logs(run, tmp_path)  # ours: written anew
     assert all(path.parent == tmp_path for path in paths)
     assert len(list_eval_logs(str(tmp_path))) == 2
     logs = {log.eval.metadata["entrant"]: log for log in map(read_eval_log, map(str, paths))}
@@ -138,6 +139,14 @@ def test_run_becomes_logs_that_inspect_reads(tmp_path):
     assert able.results.scores[0].metrics["mean"].value == 85.0
     assert (odd.samples[0].scores or {}) == {}
     assert "because" in odd.samples[0].error.message
+
+
+def test_logs_are_not_written_beside_foreign_files(tmp_path):
+    (tmp_path / "able.eval").write_text("another log")
+    run = Run("nightly", [graded("able", 1, 80.0)], load_all(), lambda address: None)
+    with pytest.raises(UsageError, match="is not empty and was not written by"):
+        write_eval_logs(run, tmp_path)
+    assert (tmp_path / "able.eval").read_text() == "another log"
 
 
 def test_empty_run_is_refused(tmp_path):

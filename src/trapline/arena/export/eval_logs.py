@@ -10,6 +10,7 @@ from typing import Any
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.export.folder import claim
 from trapline.arena.export.grading import dimension_scores, score_values, trap_states
 from trapline.arena.record import DIMENSIONS, Bundle, Cell
 from trapline.arena.report.slugs import assign
@@ -33,7 +34,7 @@ def write_eval_logs(run: Run, out: Path) -> list[Path]:
     inspect = _inspect()
     if not run.cells:
         raise UsageError("the run holds no graded cell")
-    out.mkdir(parents=True, exist_ok=True)
+    claim(out, "eval")
     files = assign(cell.entrant for cell in run.cells)
     written = []
     cells = sorted(run.cells, key=lambda cell: cell.key)

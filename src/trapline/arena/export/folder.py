@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trapline.arena import output_paths
 from trapline.arena.errors import UsageError
 
 #: Lies in every exported folder and names its format.
@@ -23,5 +24,5 @@ def claim(out: Path, form: str) -> None:
             f"{out} is not empty and was not written by `trapline export`; nothing was written. "
             "Give --out an empty or new folder"
         )
-    out.mkdir(parents=True, exist_ok=True)
+    output_paths.made(out, "an export")
     marker.write_text(f"{form}\n", encoding="utf-8")
