@@ -8,6 +8,8 @@ import pytest
 
 from trapline.arena.errors import SubmissionDied, SubmissionHung, SubmissionRaised, Violation
 from trapline.arena.judge import expect
+from trapline.arena.judge.checks import run_check
+from trapline.arena.judge.traps import case
 from trapline.arena.process import session
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Stub, Submission
@@ -178,6 +180,53 @@ def test_death_in_a_message_is_recorded_with_its_last_call(either):
     with pytest.raises(SubmissionDied, match="no answer within"):
         list(either.call_all([(None, "count", ()), (None, "hang", ()), (None, "count", ())]))
     assert [bool(e.died) for e in either.transcript.exchanges] == [False, False, True]
+
+
+def test_later_calls_travel_with_the_next_one_and_are_recorded_before_it(either, monkeypatch):
+    box, sent = either.box(1), []
+    ask_all = either._ask_all
+    monkeypatch.setattr(either, "_ask_all", lambda asks: sent.append(len(asks)) or ask_all(asks))
+    either.transcript.exchanges.clear()
+    either.call_later([(box, "put", (2,))])
+    either.call_later([(None, "count", ())])
+    assert (box.get(), sent) == (2, [3])
+    assert [e.entry for e in either.transcript.exchanges] == ["put", "count", "get"]
+
+
+def test_later_calls_are_made_before_calls_with_keywords_or_a_look_at_memory(either):
+    for expected, call in enumerate(
+        (lambda: either.echo(a=1), lambda: either.observe("echo"), lambda: either.sharing("echo"))
+    ):
+        either.call_later([(None, "count", ())])
+        call()
+        assert either.count() == 2 * expected + 2
+
+
+def test_what_a_later_call_raises_is_not_taken_for_an_expected_refusal(either):
+    either.call_later([(None, "refuse", ("key",))])
+    with pytest.raises(Violation, match="KeyError") as caught:
+        expect.raises(KeyError, either.refuse, "key")
+    assert not isinstance(caught.value, SubmissionRaised)
+    assert [e.raised for e in either.transcript.exchanges] == ["KeyError"]
+
+
+def test_check_that_ends_with_a_later_call_fails_if_it_raises(either):
+    @case
+    def ends_early(submission, _rng):
+        submission.call_later([(None, "refuse", ("value",))])
+
+    result = run_check(ends_early, either, 1)
+    assert (result.state, "ValueError" in result.message) == ("fail", True)
+
+
+def test_later_calls_of_a_failed_check_are_forgotten(either):
+    @case
+    def fails(submission, _rng):
+        submission.call_later([(None, "count", ())])
+        raise Violation("wrong")
+
+    assert run_check(fails, either, 1).state == "fail"
+    assert either.count() == 1
 
 
 def test_endless_loop_is_known_by_its_processor_time(submission):

@@ -35,6 +35,7 @@ def run_check(check: Case | Trap, submission: Submission, seed: int) -> CheckRes
     submission.transcript.exchanges.clear()
     try:
         check.run(submission, generator(seed, check.id))
+        submission.make_later_calls()
     except Violation as violation:
         message = str(violation) or "the contract does not hold"
     except ArenaError:

@@ -100,6 +100,8 @@ class Submission:
         self.forgeries: list[str] = []
         #: The calls of the current check and their answers.
         self.transcript = Transcript()
+        #: Calls that are made together with the next one.
+        self._later: list[Ask] = []
         self._fresh: list[Submission] = []
         self._fresh_ahead: SessionsAhead | None = None
 
@@ -145,9 +147,26 @@ class Submission:
         on: RemoteObject | None = None,
     ) -> Any:
         args = tuple(args)
+        if self._later and not kwargs:
+            (answer,) = self.call_all([(on, entry, args)])
+            return answer
+        self.make_later_calls()
         with self._recording(entry, args, kwargs, on) as exchange:
             exchange.answer = self._ask(entry, args, kwargs, on)
         return exchange.answer
+
+    def call_later(self, asks: Iterable[Ask]) -> None:
+        """Calls whose answers do not matter: they travel with the next message of this check.
+
+        What one of them raises is a `Violation` then, never the exception that a later call is
+        expected to raise.
+        """
+        self._later.extend(asks)
+
+    def make_later_calls(self) -> None:
+        """Makes the calls that still wait, those of fresh processes too."""
+        for submission in (self, *self._fresh):
+            submission.call_all(())
 
     def call_all(self, asks: Sequence[Ask]) -> Iterator[Any]:
         """The answers to several calls that travel in one message, each recorded as it is taken.
@@ -155,8 +174,16 @@ class Submission:
         No call is made after one that raises. All together have the time of one call; if the
         process dies, the last call is recorded as the one that it died in.
         """
+        waiting, self._later = self._later, []
+        asks = [*waiting, *asks]
         answers, trouble = self._ask_all(asks) if asks else ([], None)
-        return self._taken(asks, answers, trouble)
+        taken = self._taken(asks, answers, trouble)
+        try:
+            for _ in waiting:
+                next(taken)
+        except SubmissionRaised as raised:
+            raise Violation(str(raised)) from None
+        return taken
 
     def _taken(
         self, asks: Sequence[Ask], answers: list[Callable[[], Any]], trouble: Violation | None
@@ -181,6 +208,7 @@ class Submission:
 
         Where the call raises, `SubmissionRaised.left` holds the arguments.
         """
+        self.make_later_calls()
         with self._recording(entry, args, kwargs, None) as exchange:
             exchange.answer = answer = self._ask_and_look(entry, args, kwargs, None)[:2]
         return answer
@@ -189,6 +217,7 @@ class Submission:
         self, entry: str, *args: Any, on: RemoteObject | None = None
     ) -> tuple[Any, Sharing]:
         """The answer, and whose memory it, or the object whose method is called, uses."""
+        self.make_later_calls()
         with self._recording(entry, args, {}, on) as exchange:
             exchange.answer, _, shared = self._ask_and_look(entry, args, {}, on)
         return exchange.answer, shared
@@ -242,7 +271,8 @@ class Submission:
             self._fresh_ahead = None
 
     def settle(self) -> None:
-        """After a check: ends the processes that it asked for."""
+        """After a check: ends the processes that it asked for, and forgets calls that wait."""
+        self._later.clear()
         while self._fresh:
             self._fresh.pop().close()
 
@@ -424,6 +454,7 @@ class TimedCall:
         kwargs: dict[str, Any],
         on: RemoteObject | None,
     ) -> None:
+        submission.make_later_calls()
         self._exchange = _Call(submission, entry, args, kwargs, on)
         self._reply: tuple[Header, np.ndarray] | None = None
 

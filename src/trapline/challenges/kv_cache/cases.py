@@ -163,15 +163,13 @@ class Twin:
     def append(self, seq: int, n: int, layers: Sequence[int] | None = None) -> int:
         """n new positions, in all layers unless some are named."""
         layers = range(self.model.num_layers) if layers is None else layers
-        given = [(seq, layer, self.rows(n), self.rows(n)) for layer in layers]
-        answers = self._ask(*(("append", one) for one in given))
-        for one, _ in zip(given, answers, strict=True):
-            self.model.append(*one)
+        for layer in layers:
+            self.put(seq, layer, self.rows(n), self.rows(n))
         return seq
 
     def put(self, seq: int, layer: int, k: np.ndarray, v: np.ndarray) -> None:
         """These rows."""
-        self.cache.append(seq, layer, k, v)
+        self._later("append", seq, layer, k, v)
         self.model.append(seq, layer, k, v)
 
     def fork(self, seq: int) -> int:
@@ -186,15 +184,16 @@ class Twin:
         return children
 
     def keep(self, seq: int, indices: Sequence[int]) -> None:
-        self.cache.keep(seq, list(indices))
+        self._later("keep", seq, list(indices))
         self.model.keep(seq, indices)
 
     def truncate(self, seq: int, n: int) -> None:
-        self.cache.truncate(seq, n)
+        self._later("truncate", seq, n)
         self.model.truncate(seq, n)
 
     def free(self, *seqs: int) -> None:
-        for seq, _ in zip(seqs, self._ask(*(("free", (seq,)) for seq in seqs)), strict=True):
+        for seq in seqs:
+            self._later("free", seq)
             self.model.free(seq)
 
     def check(self, *, attend: bool = False) -> None:
@@ -215,6 +214,10 @@ class Twin:
             else:
                 seq, layer, q = args
                 check_attention(answer, q, k, v, f"attend({seq}, {layer}) of {self.kind}")
+
+    def _later(self, method: str, *args: Any) -> None:
+        """A call of the cache that answers nothing; it is made together with the next one."""
+        self.submission.call_later([(self.cache, method, args)])
 
     def _ask(self, *calls: tuple[str, tuple[Any, ...]]) -> Iterator[Any]:
         """Several calls of the cache in one message."""
