@@ -12,12 +12,14 @@ from trapline.challenges.dflash import (
     traps_refusals,
     traps_sampling,
     traps_slips,
+    traps_ties,
     traps_tree,
     traps_verification,
 )
 
 PARTS = (
     traps_tree,
+    traps_ties,
     traps_mask,
     traps_verification,
     traps_sampling,

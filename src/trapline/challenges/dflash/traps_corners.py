@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,
+    WRITTEN,
     distinct,
     float_type,
     rising,
@@ -130,3 +131,55 @@ def zero_refused(submission: Submission, rng: np.random.Generator) -> None:
     for limit, budget in ((0, 3), (3, 0)):
         settings: dict[str, Any] = {"max_new_tokens": limit, "eos_id": eos, "budget": budget}
         table.run(submission, law, draft, prompt, **settings)
+
+
+@trap(
+    catches="a draft with a token of probability 0 (-inf) is refused",
+    severity="major",
+    story="isfinite in place of a test for NaN and +inf; masked vocabularies have -inf everywhere.",
+    mutant=edit(
+        "    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n",
+        "    if not np.isfinite(log_q).all():\n",
+    ),
+    seen=WRITTEN,
+)
+def impossible_draft_refused(submission: Submission, rng: np.random.Generator) -> None:
+    a, b = distinct(rng, 2)
+    log_q = table.log_q_of([{a: -1.0, b: -2.0}], VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 2, ([a, b], [-1, -1]))
+
+
+@trap(
+    catches="an answer of the target with a token of probability 0 (-inf) is refused",
+    severity="major",
+    story="isfinite in place of a test for NaN; a target that cannot say a token answers -inf.",
+    mutant=edit(
+        "    if np.isnan(log_probs).any():\n", "    if not np.isfinite(log_probs).all():\n"
+    ),
+)
+def impossible_pick_refused(submission: Submission, rng: np.random.Generator) -> None:
+    prompt, _, eos, law = story_of(rng)
+
+    def certain(prefix: table.Prefix) -> np.ndarray:
+        values = law(prefix)
+        return np.where(values == values.max(), values, -np.inf)
+
+    draft = table.perfect_draft(law, 2, VOCABULARY)
+    table.run(submission, certain, draft, prompt, max_new_tokens=4, eos_id=eos, budget=2)
+
+
+@trap(
+    catches="a law with a token of probability 0 is refused",
+    severity="major",
+    story="Greater than 0 is asked for where only negative probabilities are wrong.",
+    mutant=insert_before(
+        "    return probs.astype(np.float64)\n",
+        "    if not (probs > 0.0).all():\n        raise ValueError('not a law')\n",
+    ),
+)
+def zero_probability_refused(submission: Submission, rng: np.random.Generator) -> None:
+    law = np.zeros((2, VOCABULARY), dtype=float_type(rng))
+    a, b = distinct(rng, 2)
+    law[0, a], law[1, b] = 1.0, 1.0
+    got = submission.verify_sampled(np.array([a]), np.array([-1]), law, law[:, 0] * 0)
+    table.same_verdict(got, ([0], b))

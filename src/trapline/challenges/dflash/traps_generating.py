@@ -245,18 +245,19 @@ def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    catches="a prompt that ends with EOS generates nothing",
+    catches="an EOS in the prompt counts as generated, and nothing follows it",
     severity="major",
-    story="Chat prompts usually end with an end-of-turn token.",
+    story="Chat prompts have end-of-turn tokens, usually one at their end.",
     mutant=edit(LOOP, LOOP.replace("output[-1:]", "(prefix + output)[-1:]")),
+    also=[edit(LOOP, LOOP.replace("output[-1:]", "prefix + output"))],
     seen=WRITTEN,
 )
 def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
-    prompt = (*prompt, eos)
-    law = table.scripted_law(VOCABULARY, prompt, script)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    table.run(submission, law, draft, prompt, max_new_tokens=5, eos_id=eos, budget=2)
+    for with_end in ((*prompt, eos), (eos, *prompt)):
+        law = table.scripted_law(VOCABULARY, with_end, script)
+        draft = table.perfect_draft(law, 2, VOCABULARY)
+        table.run(submission, law, draft, with_end, max_new_tokens=5, eos_id=eos, budget=2)
 
 
 @trap(
@@ -335,6 +336,8 @@ def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None
         (LOOP, LOOP.replace("len(output) < limit", "(not output or len(output) < limit)")),
         (FRESH, FRESH.replace("limit - len(output)", "max(limit, 1) - len(output)")),
     ),
+    also=[edit(LOOP, LOOP.replace("len(output) < limit", "(not passes or len(output) < limit)"))],
+    seen=WRITTEN,
 )
 def nothing_to_generate(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=0, budget=2)

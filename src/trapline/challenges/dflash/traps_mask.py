@@ -66,6 +66,27 @@ def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="a node takes over what another node than its parent sees: a row number is off by one",
+    severity="critical",
+    story="Row 0 is the root's, so that node i has row i + 1; a branch loses or swaps its "
+    "ancestors.",
+    mutant=edit(INHERIT, "        mask[node + 1] = mask[max(parent, 0)]\n"),
+    also=[
+        edit(
+            INHERIT,
+            "        mask[node + 1] = mask[parent]\n"
+            "        mask[node + 1, : prefix_len + 1] = True\n",
+        ),
+        edit(INHERIT, "        mask[node + 1] = mask[parent]\n"),
+        edit(INHERIT, "        mask[node + 1] = mask[min(parent + 2, node)]\n"),
+    ],
+    seen=WRITTEN,
+)
+def mask_of_another_row(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
     catches="the nodes do not see the root",
     severity="major",
     story="The root is in neither the prefix nor the arrays of the tree and is easily left out.",

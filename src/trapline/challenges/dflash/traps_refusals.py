@@ -471,13 +471,21 @@ def nan_of_the_target_accepted(submission: Submission, rng: np.random.Generator)
 
 
 @trap(
-    catches="only the rows of the target's answer that are read are searched for NaN",
+    catches="only some rows of the target's answer are searched for NaN: the root's, or those that "
+    "are read",
     severity="minor",
     story="The prompt refuses NaN anywhere in the answer.",
     mutant=edit(
         "    if np.isnan(log_probs).any():\n",
         "    if np.isnan(log_probs[:-1]).any() or rows < 0:\n",
     ),
+    also=[
+        edit(
+            "    if np.isnan(log_probs).any():\n",
+            "    if np.isnan(log_probs[0]).any() or rows < 0:\n",
+        )
+    ],
+    seen=WRITTEN,
     dimension="robustness",
 )
 def nan_of_an_unread_row_accepted(submission: Submission, rng: np.random.Generator) -> None:

@@ -1,0 +1,106 @@
+"""Bugs of prefixes that weigh the same: their order, and which of them the budget keeps."""
+
+import numpy as np
+
+from trapline.arena.judge.traps import Mutant, edit, edits, trap
+from trapline.arena.process.proxy import Submission
+from trapline.challenges.dflash import table
+from trapline.challenges.dflash.situations import VOCABULARY, WRITTEN, distinct, float_type
+from trapline.challenges.dflash.solution_lines import POP, PUSH
+from trapline.challenges.dflash.traps_tree import TREE, WHILE
+
+_CUT = (
+    "        cut = np.partition(row, row.size - count)[row.size - count]\n"
+    "        candidates = np.flatnonzero(row >= cut)\n"
+)
+#: Levels one after the other, each heaviest first, are merged by a sort that ignores ties.
+_MERGED = """\
+    depths, weights = [], []
+    for token, parent in zip(tokens, parents):
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        weights.append((weights[parent] if parent >= 0 else 0.0) + log_q[depths[-1], token])
+    order = np.argsort(depths, kind="stable")
+    weights = np.array(weights)[order]
+    order = order[{sort}][:budget].tolist()
+    places = {{-1: -1, **{{node: place for place, node in enumerate(order)}}}}
+    tokens = [tokens[node] for node in order]
+    parents = [places.get(parents[node], -1) for node in order]
+"""
+
+
+def _merged(sort: str) -> Mutant:
+    return edits(
+        (WHILE, "    levels = []\n    while heap:\n"),
+        (
+            POP,
+            POP + "        if levels.count(depth) >= budget:\n            continue\n"
+            "        levels.append(depth)\n",
+        ),
+        (TREE, _MERGED.format(sort=sort) + TREE),
+    )
+
+
+@trap(
+    catches="equally heavy prefixes come in an arbitrary order: the sort is not stable, or knows "
+    "nothing but the weight",
+    severity="minor",
+    story="Levels are merged by weight with the default argsort, which is a quicksort; ties keep "
+    "their order in small trees only.",
+    mutant=_merged("np.argsort(-weights)"),
+    also=[_merged("np.argsort(weights)[::-1]")],
+    seen=WRITTEN,
+)
+def ties_in_any_order(submission: Submission, rng: np.random.Generator) -> None:
+    for _ in range(3):
+        log_q = -rng.integers(0, 2, (3, 6)).astype(float_type(rng))
+        table.same_tree(submission, log_q, 60)
+
+
+@trap(
+    catches="equally heavy prefixes come in the order in which the search found them",
+    severity="minor",
+    story="A counter in the heap keeps tuples comparable and decides ties before depth, parent and "
+    "token do.",
+    mutant=edits(
+        (
+            PUSH,
+            PUSH.replace("(-(above + value), ", "(-(above + value), len(found), ")
+            + "            found.append(token)\n",
+        ),
+        (POP, POP.replace("negative, ", "negative, _, ")),
+        (
+            "    tokens, parents, heap = [], [], []\n",
+            "    tokens, parents, heap, found = [], [], [], []\n",
+        ),
+    ),
+)
+def ties_as_found(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, d = distinct(rng, 4)
+    b, c = sorted((b, c))
+    rows = [{a: -0.5, b: -1.5, c: -1.5}, {d: -1.0}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 4, ([a, b, c, d], [-1, -1, -1, 0]))
+
+
+@trap(
+    catches="of equally likely tokens at the edge of the budget arbitrary ones are kept, not the "
+    "lowest",
+    severity="minor",
+    story="argpartition says nothing about which of several equal values it keeps.",
+    mutant=edit(
+        _CUT,
+        "        rest = row.size - count\n"
+        "        candidates = np.sort(np.argpartition(row, rest)[rest:])\n",
+    ),
+    also=[
+        edit(_CUT, "        candidates = np.sort(np.argpartition(-row, count - 1)[:count])\n"),
+        edit(_CUT, "        candidates = np.sort(np.argpartition(-row, count)[:count])\n"),
+        edit(_CUT, "        candidates = np.sort(np.argpartition(row, -count)[-count:])\n"),
+    ],
+    seen=WRITTEN,
+)
+def ties_at_the_edge(submission: Submission, rng: np.random.Generator) -> None:
+    log_q = -rng.integers(1, 4, (1, 300)).astype(float_type(rng))
+    order = sorted(range(300), key=lambda token: (-log_q[0, token], token))
+    for budget in (20, 40, 150):
+        table.same_tree(submission, log_q, budget, (order[:budget], [-1] * budget))
