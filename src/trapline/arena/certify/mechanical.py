@@ -56,9 +56,8 @@ class MechanicalMutant:
 
     @property
     def files(self) -> dict[str, str]:
-        tree = copy.deepcopy(self._tree)
-        _replace(tree, self._path, self._change(_at(tree, self._path)))
-        return {**self._origin, self._name: ast.unparse(ast.fix_missing_locations(tree))}
+        changed = _changed(self._tree, self._path, self._change)
+        return {**self._origin, self._name: ast.unparse(changed)}
 
 
 def mechanical_mutants(files: dict[str, str]) -> Iterator[MechanicalMutant]:
@@ -114,13 +113,19 @@ def _at(tree: ast.AST, path: Path) -> ast.AST:
     return node
 
 
-def _replace(tree: ast.AST, path: Path, new: ast.AST) -> None:
-    parent = _at(tree, path[:-1])
-    field, index = path[-1]
+def _changed(node: ast.AST, path: Path, change: Change) -> ast.AST:
+    """The tree with a change at one place. Only the nodes on the way there are copied: a copy of
+    the whole takes longer than its text."""
+    if not path:
+        return change(copy.deepcopy(node))
+    (field, index), *rest = path
+    parent, value = copy.copy(node), getattr(node, field)
     if index is None:
-        setattr(parent, field, new)
+        setattr(parent, field, _changed(value, tuple(rest), change))
     else:
-        getattr(parent, field)[index] = new
+        new = _changed(value[index], tuple(rest), change)
+        setattr(parent, field, [*value[:index], new, *value[index + 1 :]])
+    return parent
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
