@@ -45,14 +45,16 @@ class Counter:
         self.report["first"] = self.report["first"] or f"{report.nodeid}: {report.longrepr}"[:600]
 
 
-def run_tests(folder: str, stop_early: bool) -> dict[str, Any]:
+def run_tests(folder: str, stop_early: bool, explained: bool) -> dict[str, Any]:
     """The suite in `folder`, with our configuration and without the submission's conftest."""
     import pytest
 
     counter = Counter()
     os.chdir(folder)
     sys.path.insert(0, folder)
-    options = [*_options(folder), "-x"] if stop_early else _options(folder)
+    options = [*_options(folder), "--assert=rewrite" if explained else "--assert=plain"]
+    if stop_early:
+        options.append("-x")
     counter.report["code"] = int(pytest.main(options, plugins=[counter]))
     return counter.report
 
@@ -95,7 +97,8 @@ def run_variant(submission: str, place: str, source: str | None, question: dict[
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _quietly(lambda: run_tests(place, question["stop_early"]), writing)
+        wanted = question["stop_early"], question["explained"]
+        _quietly(lambda: run_tests(place, *wanted), writing)
     os.close(writing)
     try:
         return _report(reading, time.monotonic() + question["seconds"])
