@@ -84,3 +84,12 @@ def test_stages_of_killed_controllers_are_removed():
     assert not folder.exists()
     assert ours.exists()
     ours.rmdir()
+
+
+def test_program_is_compiled_once(staged, monkeypatch):
+    first = staged()
+    monkeypatch.setattr("builtins.compile", None)
+    second = staged()
+    codes = [sorted((made.root / "program").rglob("*.pyc")) for made in (first, second)]
+    assert [path.name for path in codes[0]] == [path.name for path in codes[1]] != []
+    assert first.inside in codes[0]

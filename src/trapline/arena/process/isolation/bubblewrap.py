@@ -50,7 +50,8 @@ def _command(
     plan = SandboxPlan(
         program=f"{_PROGRAM}/{stage.program.name}", site=_SITE, user=user, **common(launch)
     )
-    started = start_inside(plan, f"{_PROGRAM}/{stage.inside.name}", launch, _SUBMISSION)
+    inside = f"{_PROGRAM}/{stage.inside.relative_to(stage.program.parent)}"
+    started = start_inside(plan, inside, launch, _SUBMISSION)
     # Options travel beside the command line, which every process inside can read in /proc.
     described = os.memfd_create("bubblewrap")
     with open(described, "wb", closefd=False) as file:

@@ -72,7 +72,9 @@ def become(program: str, site: str) -> None:
     folder = os.path.dirname(program)
     sys.path[:] = [folder, *(path for path in sys.path if path != folder), site]
     sys.argv = [program, *sys.argv[2:]]
-    runpy.run_path(program, run_name="__main__")
+    # By its name: a path would be compiled again.
+    name = os.path.basename(program).removesuffix(".py")
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def die_with_parent() -> None:

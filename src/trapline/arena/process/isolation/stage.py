@@ -1,9 +1,13 @@
 """The folder one launch is served from: the program, a copy of the submission, a place to write."""
 
+import marshal
 import os
 import shutil
 import stat
+import sys
 import tempfile
+from functools import lru_cache
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 
 from trapline.arena.errors import ArenaError, UsageError
@@ -38,7 +42,7 @@ class SandboxStage:
         self.scratch.mkdir(mode=0o700)
         try:
             self.program = self._add_program(program)
-            self.inside = self._add(Path(__file__).with_name("inside.py"))
+            self.inside = _compiled_beside(self._add(Path(__file__).with_name("inside.py")))
             _copy_tree(submission, self.submission)
         except BaseException:
             self.remove()
@@ -52,13 +56,15 @@ class SandboxStage:
         return added[0]
 
     def _add(self, source: Path) -> Path:
+        """A file of the program, and its code, which every launch would compile again."""
         target = self.root / "program" / source.name
-        _make_readable_folder(target.parent)
         try:
-            shutil.copyfile(source, target)
+            text = source.read_bytes()
         except FileNotFoundError:
             raise UsageError(f"no program {source}") from None
-        target.chmod(0o444)
+        _write_readable(target, text)
+        if source.suffix == ".py":
+            _write_readable(_compiled_beside(target), _compiled(text, source.name))
         return target
 
     def site(self, names: tuple[str, ...]) -> Path:
@@ -79,6 +85,25 @@ class SandboxStage:
                 if not path.is_symlink():
                     path.chmod(0o700)
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+@lru_cache(maxsize=32)
+def _compiled(text: bytes, name: str) -> bytes:
+    """As the interpreter writes it, marked as one whose source need not be looked at."""
+    code = compile(text, name, "exec", dont_inherit=True, optimize=0)
+    unchecked = (1).to_bytes(4, "little")
+    return MAGIC_NUMBER + unchecked + source_hash(text) + marshal.dumps(code)
+
+
+def _compiled_beside(source: Path) -> Path:
+    """Where the interpreter looks for the code of a file."""
+    return source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+
+
+def _write_readable(path: Path, content: bytes) -> None:
+    _make_readable_folder(path.parent)
+    path.write_bytes(content)
+    path.chmod(0o444)
 
 
 def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
