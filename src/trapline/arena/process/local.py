@@ -4,16 +4,18 @@ For the gold solution and its mutants only: there is no sandbox here. What goes 
 by the same encoder as over the channel, so that a check cannot tell the two apart.
 """
 
-import importlib.util
+import importlib
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib.machinery import SourceFileLoader
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -164,39 +166,83 @@ def _copied(
     return wire.Decoder(body, resolve).decode(node)
 
 
-class _Loader(SourceFileLoader):
-    """Compiles a text once: mutants of a large file take longer to compile than to answer."""
+#: What begins a line and goes on with the statement before it.
+_GOES_ON = (" ", "\t", "#", ")", "]", "}", "else", "elif", "except", "finally")
 
-    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:  # type: ignore[override]
-        return _compiled(bytes(data), Path(path).name)
+
+class _Loader(SourceFileLoader):
+    """Compiles each statement of a module once: a mutant shares all but one with the others, and
+    takes longer to compile than to answer."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        text, name = decode_source(self.get_data(self.path)), Path(self.path).name
+        for code in _compiled_parts(text, name):
+            exec(code, module.__dict__)  # noqa: S102
 
 
 @lru_cache(maxsize=512)
-def _compiled(source: bytes, name: str) -> CodeType:
-    return compile(source, name, "exec", dont_inherit=True)
+def _compiled_parts(text: str, name: str) -> list[CodeType]:
+    """The code of a module, statement by statement; as one where that cannot be told."""
+    parts: list[CodeType] = []
+    begun = ""
+    for lines in [text] if "__future__" in text else _split(text):
+        begun += lines
+        code = _compiled(begun, name)
+        if code is not None:
+            parts.append(code)
+            begun = ""
+    return [compile(text, name, "exec", dont_inherit=True)] if begun else parts
+
+
+def _split(text: str) -> list[str]:
+    """The text before each line that may begin a statement."""
+    pieces = [""]
+    for line in text.splitlines(keepends=True):
+        if line.strip() and not line.startswith(_GOES_ON):
+            pieces.append("")
+        pieces[-1] += line
+    return pieces
+
+
+@lru_cache(maxsize=4096)
+def _compiled(text: str, name: str) -> CodeType | None:
+    """The code of some lines; None for the beginning of a longer statement."""
+    try:
+        return compile(text, name, "exec", dont_inherit=True)
+    except SyntaxError:
+        return None
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {path.stem: path for path in folder.glob("*.py")}
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name not in self._paths:
+            return None
+        path = str(self._paths[name])
+        return spec_from_file_location(name, path, loader=_Loader(name, path))
 
 
 def load(folder: Path, entry: str = "solution", *, compile_once: bool = True) -> Any:
     """Imports a folder's module. Code that was compiled once knows its file's name but not its
     folder, so that nothing can read its text again, as Triton does."""
-    names = {path.stem for path in folder.glob("*.py")}
-    for name in names:
-        sys.modules.pop(name, None)
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+    finder = _Finder(folder)
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
+    if compile_once:
+        sys.meta_path.insert(0, finder)
     try:
-        path = folder / f"{entry}.py"
-        loader = (_Loader if compile_once else SourceFileLoader)(entry, str(path))
-        spec = importlib.util.spec_from_file_location(entry, path, loader=loader)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[entry] = module
-        spec.loader.exec_module(module)
+        return importlib.import_module(entry)
     finally:
         sys.path.remove(str(folder))
+        if compile_once:
+            sys.meta_path.remove(finder)
         importlib.invalidate_caches()
-    return module
 
 
 @contextmanager
