@@ -35,6 +35,28 @@ def test_lists_load_no_heavy_module(args):
     assert {*done.stderr.split()} & {*HEAVY} == set()
 
 
+#: The threads with which NumPy would multiply, as the system counts them.
+THREADS = """
+import os, sys
+from trapline.cli.main import main
+try:
+    main()
+except SystemExit:
+    pass
+import numpy
+numpy.ones((300, 300)) @ numpy.ones((300, 300))
+print(len(os.listdir("/proc/self/task")), file=sys.stderr)
+"""
+
+
+def test_judges_multiply_with_one_thread():
+    kept = {name: value for name, value in os.environ.items() if "_NUM_THREADS" not in name}
+    command = [sys.executable, "-c", THREADS, "grade", "--help"]
+    environment = {**kept, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr.strip() == "1"
+
+
 def test_verbs_without_import_show_the_same_names():
     names = {command.name or command.callback.__name__ for command in build().registered_commands}
     assert names == {*VERBS}

@@ -59,3 +59,10 @@ def test_few_processes_wait(challenge):
     for running in taken:
         _spare.give(running)
     assert sum(running.process.poll() is None for running in taken) == MOST_SPARE
+
+
+def test_mutants_have_one_thread(challenge):
+    with MutantHost(challenge, 3) as host:
+        pid = host.start().process.pid
+        given = Path(f"/proc/{pid}/environ").read_text(encoding="utf-8").split("\0")
+    assert "OPENBLAS_NUM_THREADS=1" in given

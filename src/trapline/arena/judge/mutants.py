@@ -29,6 +29,7 @@ from trapline.arena.gpu.rig import Rig
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import Opaque
 from trapline.arena.judge.traps import Case, Trap
+from trapline.arena.process.isolation.limits import ONE_THREAD
 from trapline.arena.process.isolation.running import descendants, processor_seconds_of
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import RemoteObject, Stub, Submission
@@ -74,7 +75,7 @@ class _Running:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": self.path},
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": self.path},
         )
         #: It has been asked something and has not answered yet.
         self.owes = False
