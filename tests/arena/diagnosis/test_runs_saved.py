@@ -39,6 +39,7 @@ def asked_for(challenge, *failing):
     ("bug", "tried"),
     [
         ("setting-missing", False),  # accepts bad input; all ordinary answers are right
+        ("scales-broadcast", False),  # so does this one, in a case as well
         ("scale-by-largest", True),  # fails a case: what it trains may be worse, too
     ],
 )

@@ -357,8 +357,8 @@ class Diagnoser:
         return check in self._fails(form) or self._breaks_contract(form)
 
     def _breaks_contract(self, form: str) -> bool:
-        """The bug's mutant fails a case."""
-        return not self._fails(form) <= self.traps.keys()
+        """The bug's mutant fails a case, one that is not about bad input."""
+        return not self._fails(form) <= self.traps.keys() | self._refusals
 
     def _same_answers(self, form: str, check: str) -> bool:
         key = form, check
