@@ -1,5 +1,6 @@
 """What every test may rely on: no silent skips where none are allowed, and a plain graded cell."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -34,6 +35,17 @@ for name in (*_COLOURS, "COLUMNS", "LINES", "TERMINAL_WIDTH"):
 # Tests leave the key of this machine's user alone; every session draws other situations.
 _state = tempfile.TemporaryDirectory(prefix="trapline-state-")
 os.environ["XDG_STATE_HOME"] = _state.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Modules and collected tests stay until the end: the garbage collector passes over them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item):
