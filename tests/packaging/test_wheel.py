@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CHALLENGE = "fused_softmax_topk"
+CHALLENGE = "beam_search"
 
 
 @pytest.fixture(scope="module")
