@@ -30,7 +30,8 @@ _CHECKED = "    _check(q, k, v, tile)\n"
 
 
 @trap(
-    catches="S = 0 raises (maximum of an empty axis) instead of giving zeros and −inf",
+    catches="S = 0 raises (maximum of an empty axis, a tile of zero keys) instead of giving zeros "
+    "and −inf",
     severity="major",
     story="It happens with an empty cache on the first step, or an empty document in a packed "
     "batch.",
@@ -39,6 +40,7 @@ _CHECKED = "    _check(q, k, v, tile)\n"
         insert_after(
             _CHECKED, '    if k.shape[2] == 0:\n        raise ValueError("there are no keys")\n'
         ),
+        insert_after(_CHECKED, "    tile = min(tile, k.shape[2])\n"),
     ),
     seen=WRITTEN,
 )
@@ -317,6 +319,39 @@ def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generat
 
 
 @trap(
+    catches="one batch row of keys and values is broadcast over all batch rows of queries",
+    severity="minor",
+    story="A product of whole arrays broadcasts an axis of length one without a word.",
+    mutant=edits(
+        (
+            "(q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])",
+            "k.shape[0] not in (1, q.shape[0]) or q.shape[3] != k.shape[3]",
+        ),
+        ("k[b, g], v[b, g]", "k[b % len(k), g], v[b % len(v), g]"),
+    ),
+    dimension="robustness",
+)
+def one_batch_of_keys_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(B=3, T=4, S=6).draw(rng)
+    expect.raises(REFUSALS, submission.flash_attention, q, k[:1], v[:1])
+
+
+@trap(
+    catches="arrays of three axes are taken for a batch of one",
+    severity="minor",
+    story="The missing axis is added silently, and the answer has an axis more than the question.",
+    mutant=insert_before(
+        _CHECKED,
+        "    if q.ndim == 3:\n        q, k, v = q[None], k[None], v[None]\n",
+    ),
+    dimension="robustness",
+)
+def three_axes_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=4, S=6).draw(rng)
+    expect.raises(REFUSALS, submission.flash_attention, q[0], k[0], v[0])
+
+
+@trap(
     catches="v of width 1 is broadcast over the width of q",
     severity="minor",
     story="Any other width raises an error in an addition; one column is broadcast.",
@@ -335,6 +370,7 @@ def one_column_of_values_accepted(submission: Submission, rng: np.random.Generat
     story="Outputs have the dtype of q, so only q is checked; a quantised cache that was never "
     "dequantised comes in through k and v.",
     mutant=edit("for x in (q, k, v))", "for x in (q, k))"),
+    also=[edit("for x in (q, k, v))", f"for x in {checked})") for checked in ("(q, v)", "(q,)")],
     dimension="robustness",
 )
 def integers_in_one_array_accepted(submission: Submission, rng: np.random.Generator) -> None:

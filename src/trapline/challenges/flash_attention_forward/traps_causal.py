@@ -53,8 +53,8 @@ def always_causal(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="whether a tile needs the mask is decided by its first key, so that tiles on the "
-    "diagonal are left unmasked",
+    catches="tiles on the diagonal are left unmasked: whether a tile needs the mask is decided by "
+    "its first key or by the last of its queries",
     severity="critical",
     story="A tile needs no mask if its last key is visible to its first query.",
     mutant=edit(_WHEN, "if causal and cols.start > position:"),

@@ -124,11 +124,16 @@ def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator
 
 
 @trap(
-    catches="−1e9 as mask: a row without any key becomes the mean of all values",
+    catches="a finite number such as −1e9 as mask: a row without any key becomes the mean of "
+    "hidden values",
     severity="critical",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights, "
     "not none.",
     mutant=edit(MASK, MASK.replace("-np.inf", "-1e9")),
+    also=[
+        edit(MASK, MASK.replace("-np.inf", number))
+        for number in ("-1e6", "-1e10", "-1e20", "-1e30", "np.finfo(q.dtype).min")
+    ],
     seen=WRITTEN,
 )
 def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Generator) -> None:
