@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trapline.arena.challenge import load
-from trapline.arena.judge.mutants import MOST_SPARE, MutantHost, _spare
+from trapline.arena.judge.mutants import GOLD, MOST_SPARE, MutantHost, _spare
 
 #: Says how often it has been called.
 COUNTS = """
@@ -66,3 +66,10 @@ def test_mutants_have_one_thread(challenge):
         pid = host.start().process.pid
         given = Path(f"/proc/{pid}/environ").read_text(encoding="utf-8").split("\0")
     assert "OPENBLAS_NUM_THREADS=1" in given
+
+
+def test_processes_that_a_check_starts_leave_room_for_later_runs():
+    """Each left address space behind, until a right answer met the limit of its memory."""
+    with MutantHost(load("flash_attention_forward"), seed=11) as host:
+        runs = [host.run_again(GOLD, "mask-kept-between-calls") for _ in range(9)]
+    assert [run.message for run in runs] == [""] * 9

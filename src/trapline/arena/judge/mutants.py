@@ -317,7 +317,7 @@ class _Server:
         again: bool,
     ) -> Run:
         challenge = self.challenge(*where)
-        if not self.loaded and challenge.track == "cpu":
+        if challenge.track == "cpu":
             _limit_memory(challenge)
         checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
         check = next(check for check in checks if check.id == check_id)
@@ -368,7 +368,10 @@ def _files(challenge: Challenge, subject: str | dict[str, str]) -> dict[str, str
 
 
 def _limit_memory(challenge: Challenge) -> None:
-    """As in the sandbox: what does not fit raises MemoryError."""
+    """As in the sandbox: what does not fit raises MemoryError.
+
+    Set before every run, since threads of ended processes leave address space behind.
+    """
     used = (
         int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
         * resource.getpagesize()
