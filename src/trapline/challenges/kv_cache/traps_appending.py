@@ -83,7 +83,7 @@ def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="length() counts positions that some layers do not have yet",
+    catches="length() is that of the first layer: it counts positions that others do not have yet",
     severity="major",
     story="The length is read from layer 0, which is ahead of the others during a step.",
     control=layers_in_step,

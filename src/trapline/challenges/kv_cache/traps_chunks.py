@@ -1,9 +1,19 @@
 """Bugs of what a chunk of a prompt sees."""
 
+import numpy as np
+
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.kv_cache.cases import PLAIN, QUANTISED, Rng, Twin, prefill, twins
+from trapline.challenges.kv_cache.cases import (
+    PLAIN,
+    QUANTISED,
+    Rng,
+    Twin,
+    check_attention,
+    prefill,
+    twins,
+)
 from trapline.challenges.kv_cache.situations import empty_before, one_chunk
 
 BLIND = "an answer written from this prompt alone"
@@ -226,3 +236,29 @@ def prefill_of_nothing_fails(submission: Submission, rng: Rng) -> None:
 def chunks_placed_at_the_start(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PLAIN, layers=1):
         prefill(submission, twin, twin.add(2), 6, 3)
+
+
+@trap(
+    catches="chunked_prefill holds the scores of all T·T pairs at once: in a chunk as long as the "
+    "prompt, or whatever the chunk is",
+    severity="major",
+    story="A chunk may be larger than the prompt, and memory must not grow as T² even then: 3072 "
+    "positions have 36 MiB of scores.",
+    seen=BLIND,
+    mutant=edit("min(chunk, MOST_QUERIES))", "chunk)"),
+)
+def scores_of_all_pairs(submission: Submission, rng: Rng) -> None:
+    total, fresh = 3072, submission.fresh()
+    twin = Twin(
+        fresh, rng, "dense", layers=1, heads=1, page=64, pages=total // 64 + 1, dtype=np.float32
+    )
+    prefill(fresh, twin, twin.add(), 64, 64)  # libraries allocate what they need once
+    seq = twin.add()
+    q, k, v = twin.queries(total), twin.rows(total), twin.rows(total)
+    running = fresh.session.running
+    running.reset_peak()
+    before = running.peak_bytes()
+    out = fresh.chunked_prefill(twin.cache, seq, 0, q, k, v, total)
+    rise, pairs = fresh.session.peak_bytes() - before, total * total
+    check_attention(out[-2:], q[-2:], k, v, "chunked_prefill")
+    expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all scores are {pairs >> 18}")

@@ -174,7 +174,7 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="freeing a fork releases pages that its parent still holds",
+    catches="freeing a sequence releases pages that its fork or its parent still holds",
     severity="major",
     story="In beam search, dropping one beam then corrupts its siblings.",
     control=never_forked,

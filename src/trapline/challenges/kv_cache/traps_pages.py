@@ -129,6 +129,26 @@ def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="An off-by-one error at the page boundary: every full sequence wastes a page.",
     mutant=edit("return -(-n // self.page_size)", "return n // self.page_size + 1"),
+    # In a cache whose contiguous kinds have pages of one position, and which copies a shared page
+    # only if it is partly filled.
+    also=(
+        edits(
+            ("return -(-n // self.page_size)", "return n // self.page_size + 1"),
+            (
+                "if self.holders[table[i]] > 1]",
+                "if self.holders[table[i]] > 1 and start % self.page_size]",
+            ),
+            (
+                "used = sum(counts[layer] for counts in self.counts.values())",
+                "used = sum(one[layer] + (one[layer] > 0) for one in self.counts.values())",
+            ),
+            (
+                "if n > self._capacity_left(layer):",
+                "if n + (self.counts[_seq][layer] == 0) > self._capacity_left(layer):",
+            ),
+        ),
+    ),
+    seen="an answer written from this prompt alone",
 )
 def full_page_takes_another(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):

@@ -20,7 +20,9 @@ def _at_most(submission: Submission, rng: Rng, kind: str, bits: int) -> None:
     twin, rows = _full(submission, rng, kind, bits)
     limit = rows * (bits * 64 // 8 + 8) + 64 * 8 * 2 + 4096
     claim = claimed_bytes(twin)
-    expect.that(claim <= limit, f"{kind} with {bits} bits takes {claim} bytes, more than {limit}")
+    expect.that(
+        claim <= limit, f"nbytes() is too large: {claim} of {kind}, and {limit} are allowed"
+    )
 
 
 @trap(
@@ -72,7 +74,10 @@ def scales_not_counted(submission: Submission, rng: Rng) -> None:
         # The error bound holds for every row by itself: each needs at least a byte of scale.
         least = rows * (bits * 64 // 8 + 1)
         claim = claimed_bytes(twin)
-        expect.that(claim >= least, f"{kind}: {claim} bytes cannot hold {least} bytes of codes")
+        expect.that(
+            claim >= least,
+            f"nbytes() is too small: {claim} of {kind}, and codes and scales take {least}",
+        )
 
 
 @trap(
@@ -88,8 +93,13 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
     for kind in ("dense", "paged"):
         twin, rows = _full(submission, rng, kind, None)
         claim, least = claimed_bytes(twin), rows * 64 * 4
-        expect.that(claim >= least, f"{kind}: {claim} bytes cannot hold {least} bytes of rows")
-        expect.that(claim <= 1.5 * least + 8192, f"{kind}: {claim} bytes for {least} bytes of rows")
+        expect.that(
+            claim >= least, f"nbytes() is too small: {claim} of {kind}, and rows take {least}"
+        )
+        expect.that(
+            claim <= 1.5 * least + 8192,
+            f"nbytes() is too large: {claim} of {kind}, and rows take {least}",
+        )
 
 
 @trap(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import CONTIGUOUS, EACH, PAGED, PLAIN, Rng, Twin, twins
 from trapline.challenges.kv_cache.situations import kept_in_order, layers_in_step, never_forked
@@ -150,15 +150,30 @@ def view_of_nothing(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+def _view_of_nothing_raises(error: str) -> Mutant:
+    return insert_before(
+        "        if self.dtype is None:\n            empty",
+        "        if self.counts[seq][layer] == 0:\n"
+        f'            raise {error}("need at least one array to concatenate")\n',
+    )
+
+
 @trap(
     catches="view of a layer that holds nothing fails",
     severity="minor",
-    story="np.concatenate of an empty list raises.",
-    mutant=insert_before(
-        "        if self.dtype is None:\n            empty",
-        "        if self.counts[seq][layer] == 0:\n"
-        '            raise ValueError("need at least one array to concatenate")\n',
-    ),
+    story="np.concatenate of an empty list raises, and so does reading rows that are not there.",
+    mutant=_view_of_nothing_raises("ValueError"),
+    also=[
+        _view_of_nothing_raises(error)
+        for error in (
+            "TypeError",
+            "IndexError",
+            "KeyError",
+            "AttributeError",
+            "(IndexError if isinstance(self, PagedCache) else TypeError)",
+        )
+    ],
+    seen="an answer written from this prompt alone",
 )
 def view_of_nothing_fails(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):

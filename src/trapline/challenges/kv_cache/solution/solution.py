@@ -16,6 +16,8 @@ Fields = tuple[np.ndarray, ...]
 KINDS = ("dense", "paged", "quantized", "paged_quantized")
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 SPEC = ("num_layers", "num_kv_heads", "head_dim", "bits")
+#: A prefill attends with so many queries at a time at most: scores of all pairs are never held.
+MOST_QUERIES = 128
 
 
 # --- how a row is stored ------------------------------------------------------------------------
@@ -501,7 +503,7 @@ def chunked_prefill(
     """Appends k, v (T,G,D) and returns the attention of q (T,H,D), `chunk` positions at a time."""
     if not is_int(chunk) or chunk < 1:
         raise ValueError(f"chunk must be an int ≥ 1, not {chunk!r}")
-    return cache.prefill(seq, layer, q, k, v, chunk)
+    return cache.prefill(seq, layer, q, k, v, min(chunk, MOST_QUERIES))
 
 
 def max_context(

@@ -236,9 +236,9 @@ def chunked_prefill(cache, seq, layer, q, k, v, chunk):
     out = np.zeros(q.shape, q.dtype)
     if len(q):
         cache.claim(seq, layer, len(q))
-    done = 0
+    done, step = 0, min(chunk, 128)  # all scores of a long chunk would grow as T²
     while done < len(q):
-        end = done + chunk
+        end = done + step
         cache.append(seq, layer, k[done:end], v[done:end])
         out[done:end] = cache.attend(seq, layer, q[done:end])
         done = end
