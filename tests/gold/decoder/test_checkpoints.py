@@ -345,6 +345,20 @@ def test_other_dtypes_are_rejected(folder, wrong):
         Decoder.from_pretrained(folder, dtype=wrong)
 
 
+def test_a_device_may_be_an_object_and_must_exist(folder):
+    assert Decoder.from_pretrained(folder, device=torch.device("cpu")).device.type == "cpu"
+    with pytest.raises(RangeError, match="device must be 'cpu' or 'cuda', got 'gpu'"):
+        Decoder.from_pretrained(folder, device="gpu")
+
+
+@pytest.mark.parametrize("wrong", ["5GB", 1.5])
+def test_shard_bytes_must_be_an_integer(folder, tmp_path_factory, wrong):
+    with pytest.raises(DTypeError, match="shard_bytes must be an integer"):
+        Decoder.from_pretrained(folder).save_pretrained(
+            tmp_path_factory.mktemp("out"), shard_bytes=wrong
+        )
+
+
 def test_broken_files_are_refused_with_a_sentence(folder, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
 
 
 def ids(count, seed=2):
@@ -55,3 +55,9 @@ def test_bad_tokens_and_lengths_are_refused(make):
         decoder.step([[23]], [decoder.new_cache()])
     with pytest.raises(RangeError, match="the model has 64 positions, got 65"):
         decoder.step([[1] * 65], [decoder.new_cache()])
+    with pytest.raises(DTypeError, match="token ids must be integers, got float32"):
+        decoder(torch.tensor([[1.7, 2.0]]))
+    with pytest.raises(DTypeError, match="token ids must be integers, got float32"):
+        decoder.step([[1.7]], [decoder.new_cache()])
+    with pytest.raises(DTypeError, match="ids must be an array, got list"):
+        decoder([[1, 2]])

@@ -359,7 +359,19 @@ NO_INTEGERS = [
     ({"max_new_tokens": "2"}, "max_new_tokens must be an integer, got str"),
     ({"stop_ids": [1.5]}, "a stop token must be an integer, got float"),
     ({"stop_ids": ["x"]}, "a stop token must be an integer, got str"),
+    ({"stop_ids": 5}, "a stop token: expected a list of integers, got 5"),
+    ({"prompt": 5}, "a token of the prompt: expected a list of integers, got 5"),
+    ({"sampling": 0.5}, "sampling must be a Sampling, got 0.5"),
+    ({"decode": str, "stop_texts": [5]}, r"stop must be a text or a list of texts, got \[5\]"),
 ]
+
+
+@pytest.mark.parametrize("changes", [{"rows": 1.5}, {"rows": "2"}, {"pages": 2.5}])
+def test_an_engine_needs_whole_numbers_and_a_decoder(make, changes):
+    with pytest.raises(DTypeError, match="must be an integer"):
+        Engine(make("llama"), **changes)
+    with pytest.raises(DTypeError, match="an engine needs a Decoder, got int"):
+        Engine(5)
 
 
 @pytest.mark.parametrize(("changes", "sentence"), NO_INTEGERS)

@@ -216,6 +216,13 @@ REFUSED = [
     ({"prompts": [[99]]}, RangeError, "outside the vocabulary of 23"),
     ({"sampling": [Sampling()] * 2}, RangeError, "2 samplings for 1 prompts"),
     ({"sampling": [0.7]}, DTypeError, "a Sampling or a list of them, got 0.7"),
+    ({"stop": None}, DTypeError, "stop must be a text or a list of texts, got None"),
+    ({"stop": [3]}, DTypeError, r"stop must be a text or a list of texts, got \[3\]"),
+    ({"stop": b"x"}, DTypeError, "stop must be a text or a list of texts, got b'x'"),
+    ({"stop_ids": 5}, DTypeError, "a stop token: expected a list of integers, got 5"),
+    ({"prompts": torch.tensor(5)}, DTypeError, "text, chat messages or token ids, got int"),
+    ({"prompts": np.array([1.5])}, DTypeError, "a token of the prompt must be an integer"),
+    ({"beams": Beams(2, length_penalty="x")}, DTypeError, "length_penalty must be a number"),
 ]
 
 
@@ -224,6 +231,13 @@ def test_what_does_not_compose_is_refused_in_a_sentence(talker, change, kind, se
     options = {"prompts": [[1, 2]], "max_new_tokens": 3, **change}
     with pytest.raises(kind, match=sentence):
         talker.generate(**options)
+
+
+@pytest.mark.parametrize("made", [torch.tensor, np.array, lambda ids: list(torch.tensor(ids))])
+def test_one_prompt_may_be_an_array(talker, made):
+    wanted = talker.generate([1, 2, 3], max_new_tokens=4)
+    assert talker.generate(made([1, 2, 3]), max_new_tokens=4) == wanted
+    assert talker.generate([made([1, 2, 3])], max_new_tokens=4) == wanted
 
 
 def test_the_function_asks_for_lists_of_ids(make):

@@ -9,7 +9,7 @@ import transformers
 from trapline.gold import Beams, Engine, Sampling, Speculation
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.engine import RequestError
-from trapline.gold.decoder.penalties import History
+from trapline.gold.decoder.penalties import BatchPenalties, History
 from trapline.gold.decoder.sampling import TokenSampler
 from trapline.gold.errors import DTypeError, RangeError
 
@@ -30,6 +30,18 @@ def expected_logits(logits, way, prompt, answer):
     for token in set(answer):
         logits[token] -= way.presence_penalty + way.frequency_penalty * answer.count(token)
     return logits
+
+
+def test_penalties_do_not_depend_on_the_default_dtype():
+    logits = torch.linspace(-3.0, 3.0, 23)[None]
+    history, device = History([3, 1], [4, 22]), torch.device("cpu")
+    wanted = BatchPenalties([WAY], [history], 23, device)(logits)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = BatchPenalties([WAY], [history], 23, device)(logits)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, wanted)
 
 
 def greedy_without_cache(decoder, prompt, way, steps):

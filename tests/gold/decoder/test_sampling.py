@@ -122,7 +122,7 @@ def test_the_smallest_temperature_chooses_like_greedy():
     assert chooser(logits, torch.zeros(2).long()).tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("wrong", [{"top_k": 2.5}, {"seed": 1.5}, {"seed": None}])
+@pytest.mark.parametrize("wrong", [{"top_k": 2.5}, {"top_k": []}, {"seed": 1.5}, {"seed": None}])
 def test_non_integer_settings_are_refused(wrong):
     with pytest.raises(DTypeError, match="must be an integer"):
         Sampling(1.0, **wrong)

@@ -108,6 +108,10 @@ def test_layer_rejects_another_width_of_equal_bytes():
     layer = PackedLinear(plane, scales, 256, 128)
     with pytest.raises(ShapeError, match="x has 255 columns, this layer takes 256"):
         layer(torch.ones(1, 255))
+    with pytest.raises(ShapeError, match="x has no columns, this layer takes 256"):
+        layer(torch.tensor(1.0))
+    with pytest.raises(DTypeError, match="x must be a torch tensor, got list"):
+        layer([1.0] * 256)
 
 
 def test_integer_activations_raise():

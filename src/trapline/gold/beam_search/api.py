@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -111,6 +112,8 @@ def checked_rules(
     checks.integer_between(1, _NO_LIMIT, beam_width=beam_width, max_new_tokens=max_new_tokens)
     count = beam_width if n_best is None else n_best
     checks.integer_between(1, beam_width, n_best=count)
+    if not isinstance(length_penalty, Real):
+        raise DTypeError(f"length_penalty must be a number, got {length_penalty!r}")
     if not math.isfinite(length_penalty):
         raise RangeError(f"length_penalty must be finite, got {length_penalty}")
     rules = Rules(

@@ -296,17 +296,23 @@ def refuse_combination(
 
 def prompt_ids(prompts: Prompts, codec: Codec | None) -> list[list[int]]:
     """Token ids of one prompt or several: texts, conversations, or ids."""
+    prompts = _without_arrays(prompts)
     if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
         raise DTypeError(
             f"prompts must be text, chat messages or token ids, got {type(prompts).__name__}"
         )
-    given: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+    given = [prompts] if isinstance(prompts, str) else [_without_arrays(one) for one in prompts]
     is_conversation = given and all(isinstance(one, Mapping) for one in given)
     if is_conversation or (
         given and not any(isinstance(one, str) or hasattr(one, "__len__") for one in given)
     ):
         given = [given]
     return [_ids_of(one, codec) for one in given]
+
+
+def _without_arrays(given: Any) -> Any:
+    """Lists and numbers for NumPy arrays and tensors; everything else as it is."""
+    return given.tolist() if hasattr(given, "tolist") else given
 
 
 def _ids_of(prompt: Any, codec: Codec | None) -> list[int]:
@@ -318,8 +324,6 @@ def _ids_of(prompt: Any, codec: Codec | None) -> list[int]:
         return codec.encode(prompt)
     if not hasattr(prompt, "__len__") or isinstance(prompt, bytes | Mapping):
         raise DTypeError(f"a prompt must be text or a list of token ids, got {prompt!r}")
-    if hasattr(prompt, "tolist"):
-        return list(prompt.tolist())
     if isinstance(next(iter(prompt), None), Mapping):
         if not isinstance(codec, Tokenizer):
             raise RangeError("chat messages need the checkpoint's own tokenizer; give text instead")

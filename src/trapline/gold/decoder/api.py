@@ -21,10 +21,11 @@ from trapline.gold.decoder.answers import (
     sampling_per_answer,
 )
 from trapline.gold.decoder.config import DecoderConfig, read_config
+from trapline.gold.decoder.engine import integers
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.decoder.speculator import Speculator
-from trapline.gold.decoder.text import Codec, Tokenizer, end_ids, save_ends
+from trapline.gold.decoder.text import Codec, Tokenizer, end_ids, save_ends, stop_strings
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.hub import local_model
 
@@ -48,7 +49,7 @@ class Decoder(Network):
         folder: str | Path,
         *,
         dtype: torch.dtype | str | None = None,
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
         context: int | None = None,
     ) -> Self:
         """Loads a Hugging Face checkpoint: `config.json`, safetensors, `tokenizer.json`.
@@ -59,7 +60,7 @@ class Decoder(Network):
         limits the length of sequences; with `longrope` it selects the short or the long factors.
         """
         kind = weights.checked_dtype(dtype)
-        weights.check_device(device)
+        device = weights.checked_device(device)
         folder = local_model(folder)
         if folder.suffix == ".gguf":
             from trapline.gold.decoder.gguf_reader import read_gguf
@@ -191,7 +192,7 @@ class Decoder(Network):
         checks.integers(max_new_tokens=max_new_tokens, batch=batch, n=n)
         if max_new_tokens < 1 or batch < 1 or n < 1:
             raise RangeError("max_new_tokens, batch and n must be at least 1")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = stop_strings(stop)
         refuse_combination(
             *(beams, speculate),
             sampling=sampling,
@@ -211,7 +212,7 @@ class Decoder(Network):
             max_new_tokens,
             sampling_per_answer(sampling, len(ids), n, self.config.vocab),
             stops,
-            tuple(self.stop_ids if stop_ids is None else stop_ids),
+            tuple(integers("a stop token", self.stop_ids if stop_ids is None else stop_ids)),
             batch,
             n,
             logprobs,

@@ -99,9 +99,9 @@ class DeviceSearch:
         #: (B · W, T): the slot that each beam writes to at each step.
         places = tails.slots(0, count * width * steps).int().to(device)
         self._own = places.view(count, steps, width).transpose(1, 2).flatten(0, 1).contiguous()
-        pages = torch.zeros((count, max(shared)), dtype=torch.int32)
+        pages = torch.zeros((count, max(shared)), dtype=torch.int32, device="cpu")
         for row, prompt in enumerate(prompts):
-            pages[row, : len(prompt.table)] = torch.tensor(prompt.table)
+            pages[row, : len(prompt.table)] = torch.tensor(prompt.table, device="cpu")
         rows = count * width
         self._rows = DecodeBatch(
             ids=torch.zeros(rows, dtype=torch.int64, device=device),
@@ -147,7 +147,7 @@ class DeviceSearch:
         self._broken.zero_()
         logits = self._prompts(prompts)
         width = self._rules.beam_width
-        prefix = torch.tensor(lengths, dtype=torch.int32)
+        prefix = torch.tensor(lengths, dtype=torch.int32, device="cpu")
         self._rows.prefix.copy_(prefix)
         self._rows.positions.copy_(prefix.repeat_interleave(width) - 1)
         logits = logits.repeat_interleave(width, dim=0).float()

@@ -48,7 +48,7 @@ def host_copy(values: Tensor) -> HostCopy:
     """Starts a copy to the host."""
     if not values.is_cuda:
         return HostCopy(values, None)
-    landed = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    landed = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     landed.copy_(values, non_blocking=True)
     done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(values.device))

@@ -20,7 +20,7 @@ from trapline.gold.decoder.penalties import History
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import NO_TOKEN, Logprobs, Sampling, TokenSampler
 from trapline.gold.decoder.text import Decode, TextStream
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import DTypeError, RangeError
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -139,6 +139,9 @@ class Engine:
         share_prefixes: bool = False,
         bits: int | str | None = None,
     ) -> None:
+        if not isinstance(decoder, Network):
+            raise DTypeError(f"an engine needs a Decoder, got {type(decoder).__name__}")
+        checks.integers(rows=rows, pages=pages, page_size=page_size)
         if rows < 1:
             raise RangeError(f"an engine needs at least one row, got {rows}")
         self.decoder, self.rows, self.share_prefixes = decoder, rows, share_prefixes
@@ -190,14 +193,16 @@ class Engine:
         """
         if stop_texts and decode is None:
             raise RangeError("stop_texts need decode, a function from tokens to text")
+        if sampling is not None and not isinstance(sampling, Sampling):
+            raise DTypeError(f"sampling must be a Sampling, got {sampling!r}")
         if logprobs is not None:
             checks.integer_between(0, self.decoder.config.vocab, logprobs=logprobs)
-        (most,) = _integers("max_new_tokens", [max_new_tokens])
+        (most,) = integers("max_new_tokens", [max_new_tokens])
         request = _Request(
             self._numbers,
-            _integers("a token of the prompt", prompt),
+            integers("a token of the prompt", prompt),
             most,
-            frozenset(_integers("a stop token", stop_ids)),
+            frozenset(integers("a stop token", stop_ids)),
             sampling or Sampling(),
             TextStream(decode, stop_texts) if decode else None,
             logprobs,
@@ -415,9 +420,12 @@ def check_prompt(config: DecoderConfig, prompt: Sequence[int], most: int) -> Non
         )
 
 
-def _integers(name: str, given: Iterable[Any]) -> list[int]:
+def integers(name: str, given: Iterable[Any]) -> list[int]:
     """Integers of any library; refuses 1.7, which `int` would truncate."""
-    numbers = list(given)
+    try:
+        numbers = list(given)
+    except TypeError:
+        raise DTypeError(f"{name}: expected a list of integers, got {given!r}") from None
     for number in numbers:
         if type(number) is not int:  # a prompt may have a hundred thousand that are
             checks.integers(**{name: number})

@@ -188,4 +188,4 @@ def _shared_prefixes(tables: Sequence[list[int]], full: Sequence[int]) -> list[S
 
 def _fill(buffer: Tensor, rows: Sequence[int] | Sequence[list[int]]) -> None:
     if rows:
-        buffer[: len(rows)].copy_(torch.tensor(rows, dtype=buffer.dtype))
+        buffer[: len(rows)].copy_(torch.tensor(rows, dtype=buffer.dtype, device="cpu"))

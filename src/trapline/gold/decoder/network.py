@@ -8,12 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from trapline.gold import checks
 from trapline.gold.decoder.cache import SequenceCache
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.layers import Layer, Norm, tensor
 from trapline.gold.decoder.packing import Cache, Packing, stores
 from trapline.gold.decoder.rope import angles
-from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
+
+#: Dtypes of token ids.
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Hidden(NamedTuple):
@@ -49,6 +53,7 @@ class Network(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of whole rows (B, T); nothing is cached."""
+        checks.arrays(ids=ids)
         if ids.ndim != 2:
             raise ShapeError(f"ids must have shape (B, T), got {tuple(ids.shape)}")
         rows, length = ids.shape
@@ -121,7 +126,11 @@ class Network(nn.Module):
             raise RangeError("every sequence needs at least one new token")
         there = any(isinstance(one, Tensor) for one in new)
         where = self.device if there else torch.device("cpu")
-        ids = torch.cat([torch.as_tensor(one, dtype=torch.long, device=where) for one in new])
+        parts = [torch.as_tensor(one, device=where) for one in new]
+        for part in parts:
+            if part.dtype not in _INTEGERS:
+                raise DTypeError(f"token ids must be integers, got {checks.dtype_name(part)}")
+        ids = torch.cat(parts).long()
         if int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab:
             raise RangeError(f"token ids must be below the vocabulary of {self.config.vocab}")
         return ids.to(self.device)

@@ -41,7 +41,9 @@ class BatchPenalties:
             self._counted = _counts([history.answer for history in histories], vocabulary, device)
             self._prompts = _counts([history.prompt for history in histories], vocabulary, device)
             self._repetition, self._presence, self._frequency = (
-                torch.tensor([[getattr(way, name)] for way in ways], device=device)
+                torch.tensor(
+                    [[getattr(way, name)] for way in ways], dtype=torch.float32, device=device
+                )
                 for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
             )
 
@@ -141,7 +143,7 @@ def biased(logits: Tensor, bias: _Bias | None) -> Tensor:
 def _counts(texts: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
     """How often each token occurs, (B, V) in float32."""
     counts = [
-        torch.bincount(torch.tensor(list(text), dtype=torch.long), minlength=width)
+        torch.bincount(torch.tensor(list(text), dtype=torch.long, device="cpu"), minlength=width)
         for text in texts
     ]
     return torch.stack(counts).to(device, torch.float32)

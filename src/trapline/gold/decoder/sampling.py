@@ -63,7 +63,7 @@ class Sampling:
                 f"temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
                 f"got {self.temperature}"
             )
-        checks.integers(seed=self.seed, top_k=self.top_k or 0)
+        checks.integers(seed=self.seed, top_k=0 if self.top_k is None else self.top_k)
         if self.top_k is not None and self.top_k < 1:
             raise RangeError(f"top_k must be at least 1, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:

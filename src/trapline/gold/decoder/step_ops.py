@@ -103,7 +103,7 @@ def decode_attention(
     if rules.window is not None or not shared:
         return _alone(q, stored, table, lengths, rules)
     out = torch.empty_like(q)
-    alone = torch.ones(len(q), dtype=torch.bool)
+    alone = torch.ones(len(q), dtype=torch.bool, device="cpu")
     for first, last, pages in shared:
         rows = slice(first, last)
         alone[rows] = False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trapline.gold.decoder.chat import ChatTemplate, read_templates
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import DTypeError, RangeError
 
 Decode = Callable[[list[int]], str]
 #: What tokenizers return for the bytes of an incomplete character.
@@ -21,15 +21,23 @@ class Codec(Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings, of which one may be given by itself."""
+    given = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+        raise DTypeError(f"stop must be a text or a list of texts, got {stop!r}")
+    if "" in given:
+        raise RangeError("a stop string cannot be empty")
+    return tuple(given)
+
+
 class TextStream:
     """The text of one growing answer, up to the first stop string."""
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
         if isinstance(stops, str):
             raise RangeError(f"stop strings must be a list: [{stops!r}], not {stops!r}")
-        if "" in stops:
-            raise RangeError("a stop string cannot be empty")
-        self._decode, self._stops = decode, tuple(stops)
+        self._decode, self._stops = decode, stop_strings(stops)
         self._tokens: list[int] = []
         self._start = self._read = 0
         self._held = ""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from trapline.gold import checks
 from trapline.gold.decoder import fp8
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.config_dict import as_dict
@@ -35,10 +36,15 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def check_device(device: str) -> None:
-    """Refuses CUDA where there is none."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
+def checked_device(device: torch.device | str) -> torch.device:
+    """The device by its name; refuses CUDA where there is none."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise RangeError(f"device must be 'cpu' or 'cuda', got {device!r}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("device is 'cuda', but this machine has no CUDA device")
+    return found
 
 
 def from_tensors(
@@ -46,7 +52,7 @@ def from_tensors(
     config: DecoderConfig,
     theirs: dict[str, Tensor],
     dtype: torch.dtype | None,
-    device: str,
+    device: torch.device | str,
 ) -> NetworkT:
     """A model with these tensors, named as in a checkpoint; shares their memory if possible."""
     with torch.device("meta"):
@@ -212,6 +218,7 @@ def files_of(decoder: Network, shard_bytes: int) -> CheckpointFiles:
 
 
 def check_shard_bytes(shard_bytes: int) -> None:
+    checks.integers(shard_bytes=shard_bytes)
     if shard_bytes < 1:
         raise RangeError(f"shard_bytes must be at least 1, got {shard_bytes}")
 

@@ -14,7 +14,7 @@ from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.config_dict import as_dict
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.weights import NetworkT, read_tensors, save_tensors
-from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.ternary import pack as storage
 from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear
 from trapline.gold.ternary.packed_linear import packed_linear, packed_rows
@@ -60,8 +60,11 @@ class PackedLinear(_Packed):
     _seen: tuple[int, ...] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.columns:
-            raise ShapeError(f"x has {x.shape[-1]} columns, this layer takes {self.columns}")
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"x must be a torch tensor, got {type(x).__name__}")
+        if not x.dim() or x.shape[-1] != self.columns:
+            found = x.shape[-1] if x.dim() else "no"
+            raise ShapeError(f"x has {found} columns, this layer takes {self.columns}")
         settled = x.is_cuda and self.weights_settled()
         return packed_linear(x, self.codes, self.scales, self.group_size, settled=settled)
 
@@ -141,7 +144,7 @@ def save_packed(decoder: Network, folder: str | Path) -> None:
 def load_packed(
     folder: str | Path,
     dtype: torch.dtype | None = None,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     *,
     model: type[NetworkT],
 ) -> NetworkT:

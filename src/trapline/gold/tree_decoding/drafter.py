@@ -309,8 +309,8 @@ class DFlashDrafter:
     def draft(self, rows: Sequence[Any]) -> Tensor:
         """Log-probabilities (R, K − 1, V) of the tokens after each row's root."""
         self._take_in(rows)
-        ids = torch.full((len(rows), self.model.config.block), self.model.config.mask_id)
-        ids[:, 0] = torch.tensor([row.tokens[-1] for row in rows])
+        masked = [self.model.config.mask_id] * (self.model.config.block - 1)
+        ids = torch.tensor([[row.tokens[-1], *masked] for row in rows], device="cpu")
         blocks = self._decoder.embed(ids.to(self._decoder.device))
         hidden = self.model.hidden(blocks, [row.drafter for row in rows])
         # Slot 0 is the anchor and predicts nothing.

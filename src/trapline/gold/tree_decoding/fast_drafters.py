@@ -45,7 +45,7 @@ class RoundState:
         self.text, self.log = text, log
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         #: log2(e) / temperature, or 0 for greedy rows.
-        self.heat = torch.zeros(rows, device=device)
+        self.heat = torch.zeros(rows, dtype=torch.float32, device=device)
         self.rows, self.room = rows, room
 
     def _split(self, whole: Tensor, rows: int, room: int) -> tuple[Tensor, Tensor, Tensor]:

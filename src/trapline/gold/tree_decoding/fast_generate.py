@@ -149,7 +149,8 @@ class FastGenerator:
         seeds = [signed_seed(answer.sampling.seed) for answer in answers]
         warmth = [answer.sampling.temperature for answer in answers]
         state.seeds[rows] = torch.tensor(seeds, device=device)
-        state.heat[rows] = torch.tensor([LOG2_E / t if t else 0.0 for t in warmth], device=device)
+        heat = [LOG2_E / t if t else 0.0 for t in warmth]
+        state.heat[rows] = torch.tensor(heat, dtype=torch.float32, device=device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

@@ -120,7 +120,7 @@ class FusedRounds:
             buffer[rows] = value
         state.roots[rows] = torch.tensor([prompt[-1] for prompt in prompts], device=device)
         for row, prompt in zip(rows, prompts, strict=True):
-            state.text[row, : len(prompt)] = torch.tensor(prompt)
+            state.text[row, : len(prompt)] = torch.tensor(prompt, device="cpu")
         features = self._prefill(dict(zip(rows, (prompt[:-1] for prompt in prompts), strict=True)))
         if self.drafter is not None:
             for row, prompt in zip(rows, prompts, strict=True):

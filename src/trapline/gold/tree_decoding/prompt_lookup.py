@@ -34,7 +34,8 @@ class PromptLookup:
         for number, row in enumerate(rows):
             row.fresh = []
             guess = lookup(row.tokens, self._block, self._longest)
-            log_q[number, torch.arange(len(guess)), torch.tensor(guess, dtype=torch.long)] = _SURE
+            depths = torch.arange(len(guess), device="cpu")
+            log_q[number, depths, torch.tensor(guess, dtype=torch.long, device="cpu")] = _SURE
         return log_q
 
 

@@ -115,7 +115,7 @@ def _pairs(parents: int, ranks: int, nodes: int, device: str) -> tuple[Tensor, T
         for parent in range(parents)
         for rank in range(min(ranks, nodes // (parent + 1)))
     ]
-    both = torch.tensor(pairs, dtype=torch.int64).T.contiguous().to(device)
+    both = torch.tensor(pairs, dtype=torch.int64, device="cpu").T.contiguous().to(device)
     return both[0], both[1]
 
 
