@@ -5,6 +5,7 @@ one size. A leading `...` stands for any number of axes, the same in all argumen
 """
 
 import operator
+import sys
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -84,8 +85,13 @@ def one_device(**arguments: Any) -> None:
 
 
 def reads_values(check: bool | None, array: Any) -> bool:
-    """Whether to check values: as asked, and by default unless that would wait for a GPU."""
-    return not getattr(array, "is_cuda", False) if check is None else check
+    """Whether to check values: as asked, and by default if they can be read without waiting."""
+    if check is not None:
+        return check
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return True
+    return not (array.is_cuda or array.is_meta or torch.compiler.is_compiling())
 
 
 def positive(**arguments: float) -> None:

@@ -222,7 +222,11 @@ REFUSED = [
     ({"stop_ids": 5}, DTypeError, "a stop token: expected a list of integers, got 5"),
     ({"prompts": torch.tensor(5)}, DTypeError, "text, chat messages or token ids, got int"),
     ({"prompts": np.array([1.5])}, DTypeError, "a token of the prompt must be an integer"),
-    ({"beams": Beams(2, length_penalty="x")}, DTypeError, "length_penalty must be a number"),
+    (
+        {"beams": Beams(2, length_penalty="x"), "stop_ids": [4]},
+        DTypeError,
+        "length_penalty must be a number, got 'x'",
+    ),
 ]
 
 

@@ -66,11 +66,29 @@ def test_vmap_takes_one_weight_per_element(ours, theirs):
     torch.testing.assert_close(got, want)
 
 
-def test_second_derivatives_in_torch_func_are_refused():
+@PAIRS
+@pytest.mark.parametrize("transform", [torch.func.hessian, torch.func.jacfwd])
+def test_second_and_forward_derivatives_are_those_of_torch_on_a_cpu(ours, theirs, transform):
+    given = draw()
+    got, want = (transform(lambda *x, f=f: f(*x).pow(3).sum())(*given) for f in (ours, theirs))
+    torch.testing.assert_close(got, want)
+
+
+def test_second_derivatives_of_our_own_norm_are_refused():
     x, weight, bias = draw()
-    first = torch.func.grad(lambda x: ours_layer(x, weight, bias).square().sum())
+    first = torch.func.grad(lambda x: gold.layer_norm(x, weight, bias, impl="torch").square().sum())
     with pytest.raises(UnsupportedError, match="differentiated once"):
         torch.func.grad(lambda x: first(x).square().sum())(x)
+
+
+@PAIRS
+def test_gradients_per_sample_of_16_bits(ours, theirs):
+    x, weight, bias = (one.bfloat16() for one in draw())
+    got, want = (
+        torch.vmap(torch.func.grad(lambda x, f=f: f(x, weight, bias).float().square().sum()))(x)
+        for f in (ours, theirs)
+    )
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
 
 
 @PAIRS

@@ -169,6 +169,7 @@ def flash_attention_backward(
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     arrays |= {} if dlse is None else {"dlse": dlse}
     chosen = choose("flash_attention_backward", _OFFERED, impl, **arrays)
+    checks.one_device(**arrays)
     if _tokens_first(layout):
         _check(q, k, v, "B T H D", "B S G D")
         checks.axes(q=(q, "B T H D"), out=(out, "B T H D"), dout=(dout, "B T H D"))
@@ -230,11 +231,13 @@ def flash_attention_varlen(
     chosen = choose("flash_attention_varlen", _OFFERED, impl, q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
     _check(q, k, v, "T H D", "S G D")
     checks.axes(cu_q=(cu_q, "N"), cu_k=(cu_k, "N"))
+    checks.one_device(q=q, cu_q=cu_q, cu_k=cu_k)
     softcap, scale = checked_rules(q, window, softcap, scale)
     for name, ends in (("cu_q", cu_q), ("cu_k", cu_k)):
         if checks.dtype_name(ends) != "int32":
             raise DTypeError(f"{name} must be int32, got {checks.dtype_name(ends)}")
     if check or (check is None and readable(cu_q)):
+        checks.integers(max_q=max_q, max_k=max_k)
         _check_boundaries("cu_q", cu_q.tolist(), q.shape[0], max_q, complete=bool(check))
         _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k, complete=bool(check))
     if chosen != "oracle":
@@ -265,12 +268,14 @@ def readable(array: Any) -> bool:
 def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
     if (
         q.dtype == k.dtype == v.dtype
+        and q.device == k.device == v.device
         and q.shape == k.shape == v.shape
         and 2 * len(q.shape) == len(q_axes) + 1  # one letter an axis
         and checks.dtype_name(q) in checks.LOW_FLOATS
     ):
         return  # right at first sight: as many heads and tokens everywhere
     checks.floating(*checks.LOW_FLOATS, q=q, k=k, v=v)
+    checks.one_device(q=q, k=k, v=v)
     sizes = checks.axes(q=(q, q_axes), k=(k, kv_axes), v=(v, kv_axes))
     tokens = sizes["T"], sizes["S"]
     try:
@@ -303,6 +308,8 @@ def checked_rules(
     """Softcap and scale as numbers."""
     if window is not None:
         checks.integer_between(1, 2**31 - 1, window=window)
+    if not hasattr(softcap, "__float__"):
+        raise DTypeError(f"softcap must be a number, got {softcap!r}")
     if not 0.0 <= softcap < float("inf"):
         raise RangeError(f"softcap must be 0 (none) or positive and finite, got {softcap}")
     if scale is None:

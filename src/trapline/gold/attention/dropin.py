@@ -35,7 +35,7 @@ def scaled_dot_product_attention(
 def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
     """The operands in autocast's dtype if it is enabled; float64 is unchanged, as in torch."""
     kind = operands[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return operands
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in operands)

@@ -71,6 +71,7 @@ def beam_search(
     "never"), `vllm`, `pooled`, or a `Policy`.
     """
     checks.refuse_options("beam_search", unknown)
+    prompts = _prompts(prompts)
     if prompts:
         _check_model(lm)
     rules, count = checked_rules(
@@ -82,7 +83,7 @@ def beam_search(
         early_stopping=early_stopping,
         n_best=n_best,
     )
-    searches = [Search(_tokens(prompt), rules) for prompt in prompts]
+    searches = [Search(prompt, rules) for prompt in prompts]
     _refuse_empty(searches, rules)
     _run(lm, searches, rules)
     return [search.beams(count) for search in searches]
@@ -186,7 +187,12 @@ class _Follower:
 
 
 def _checked(answer: Any, rows: int, eos_ids: tuple[int, ...]) -> np.ndarray:
-    log_probs = np.asarray(answer, dtype=np.float64)
+    if hasattr(answer, "detach"):  # a tensor of any device and dtype, with or without gradients
+        answer = answer.detach().double().cpu()
+    try:
+        log_probs = np.asarray(answer, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"log_probs must return an array of numbers: {error}") from None
     if log_probs.ndim != 2 or log_probs.shape[0] != rows:
         raise ShapeError(f"log_probs must return shape ({rows}, V), got {log_probs.shape}")
     if max(eos_ids) >= log_probs.shape[1]:
@@ -222,7 +228,19 @@ def _refuse_overflow(rules: Rules) -> None:
         )
 
 
-def _tokens(prompt: Sequence[int]) -> list[int]:
+def _prompts(prompts: Any) -> list[list[int]]:
+    """Prompts as lists; they may be NumPy arrays or tensors."""
+    given = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise DTypeError(f"prompts must be a list of lists of token ids, got {prompts!r}")
+    return [_tokens(prompt) for prompt in given]
+
+
+def _tokens(prompt: Any) -> list[int]:
+    if not isinstance(prompt, Iterable):
+        raise DTypeError(
+            f"a prompt must be a list of token ids, got {prompt!r}; write one prompt as [[5, 6]]"
+        )
     for token in prompt:
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise DTypeError(f"a prompt must be made of ints, got {token!r}")

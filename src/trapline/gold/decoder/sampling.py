@@ -17,14 +17,12 @@ from torch import Tensor
 from trapline.gold import checks
 from trapline.gold.decoder.penalties import BatchPenalties, History
 from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.softmax_topk.api import TopK, softmax_topk
+from trapline.gold.softmax_topk.api import SMALLEST_TEMPERATURE, TopK, softmax_topk
 
 #: Candidates that almost always contain the nucleus; where they do not, all are ranked.
 NUCLEUS = 1024
 #: Returned instead of a token if a row's logits have no softmax.
 NO_TOKEN = -1
-#: Logits of up to 10⁸ can be divided by it in float32.
-SMALLEST_TEMPERATURE = 1e-30
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 

@@ -115,6 +115,8 @@ class KVCache:
         self.layout = layout
         self.num_layers, self.num_kv_heads, self.head_dim = num_layers, num_kv_heads, head_dim
         shape = (num_layers, num_kv_heads, head_dim)
+        if calibration is not None and not isinstance(calibration, Calibration):
+            raise DTypeError(f"calibration must be a Calibration, got {calibration!r}")
         if calibration is not None and calibration.shape != shape:
             raise ShapeError(f"the calibration is of {calibration.shape}, the cache of {shape}")
         self._calibration = calibration
@@ -128,6 +130,7 @@ class KVCache:
         self._next_seq = 0
         self._backend: Backend | None = None
         if like is not None:
+            checks.arrays(like=like)
             row = like.reshape(-1)[:0].reshape(0, num_kv_heads, head_dim)
             self._settle(self._backend_for(row), row)
 

@@ -82,7 +82,7 @@ def layer_norm_backward(
     arrays are computed in float64. Mean and variance are recomputed from x. The result carries no
     gradients of its own. The derivation: docs/components/layer_norm.md.
     """
-    arrays = _present(x=x, dy=dy, weight=weight)
+    arrays = {"x": x, "dy": dy, **_present(x=x, weight=weight)}
     chosen = choose("layer_norm_backward", _OFFERED, impl, **arrays)
     _check(eps, arrays)
     found: tuple[Any, ...]
@@ -148,6 +148,7 @@ def _present(**arrays: Any) -> dict[str, Any]:
 
 def _check(eps: float, arrays: dict[str, Any]) -> None:
     checks.positive(eps=eps)
+    checks.one_device(**arrays)
     rows = {name: array for name, array in arrays.items() if name in _ROWS}
     columns = {name: array for name, array in arrays.items() if name not in _ROWS}
     checks.axes(
@@ -169,8 +170,10 @@ def _suits_torch(x: Any, weight: Any, bias: Any, eps: float) -> bool:
     torch, dtype = sys.modules["torch"], x.dtype
     if dtype is not torch.float32 and checks.dtype_name(x) not in checks.LOW_FLOATS:
         return False
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
         return False
+    if dtype.itemsize == 2 and torch._C._are_functorch_transforms_active():
+        return False  # the path of 16-bit norms with gradients is not made for them
     fits = weight is None or getattr(weight, "dtype", None) is dtype
     return fits and (bias is None or getattr(bias, "dtype", None) is dtype)
 

@@ -10,6 +10,7 @@ g = dy · weight:
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import torch
@@ -183,13 +184,13 @@ def _rstd(rows: Tensor, eps: float) -> Tensor:
 
 
 def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
 def _blocks(flat: Tensor) -> Iterator[slice]:
     """Slices of rows: all of them at once on a GPU."""
     rows, width = flat.shape
-    step = _BLOCK * torch.get_num_threads() // width if flat.device.type == "cpu" else rows
+    step = _BLOCK * torch.get_num_threads() // max(width, 1) if flat.device.type == "cpu" else rows
     step = max(step, 1)
     for start in range(0, rows, step):
         yield slice(start, start + step)

@@ -10,6 +10,8 @@ from trapline.gold.impl import Impl, choose
 from trapline.gold.replay import replayed
 from trapline.gold.softmax_topk import oracle
 
+#: Logits of up to 10⁸ can be divided by it in float32.
+SMALLEST_TEMPERATURE = 1e-30
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 
 
@@ -38,7 +40,8 @@ def softmax_topk(
 
     `check` reads the values and refuses rows with NaN or +inf, rows that are all −inf, and
     temperatures that are not positive. By default it is on for NumPy arrays and CPU tensors, and
-    off for CUDA tensors, where it would wait for the device and prevent capture in a CUDA graph.
+    off for CUDA tensors, where it would wait for the device and prevent capture in a CUDA graph,
+    and under `torch.compile`.
     Without it NaN ranks above everything, as in torch, and the probabilities of such a row are NaN.
     NumPy arrays are always checked.
     """
@@ -65,11 +68,20 @@ def _check_temperature(temperature: Any, logits: Any, check: bool) -> None:
                 f"got {temperature!r}"
             )
         checks.positive(temperature=temperature)
+        if temperature < SMALLEST_TEMPERATURE and checks.dtype_name(logits) != "float64":
+            raise RangeError(
+                f"temperature must be at least {SMALLEST_TEMPERATURE}, got {temperature}"
+            )
         return
     if temperature.shape == ():
         if check:
             checks.positive(temperature=temperature)
         return
+    if isinstance(temperature, np.ndarray) != isinstance(logits, np.ndarray):
+        raise DTypeError(
+            "temperature and logits must both be NumPy arrays or both tensors, "
+            f"got {type(temperature).__name__} and {type(logits).__name__}"
+        )
     checks.axes(logits=(logits, "N V"), temperature=(temperature, "N"))
     if check and not bool((temperature > 0.0).all() and (temperature < float("inf")).all()):
         raise RangeError("every row's temperature must be positive and finite")

@@ -28,7 +28,8 @@ def ternarize(
     """Codes and float16 scales of w (..., n), one scale per `group_size` neighbours of a row.
 
     Methods: `absmean` (threshold at half the mean magnitude), `threshold` (at 0.775 of it),
-    `lstsq` (least squared error). All are idempotent on dequantised weights.
+    `lstsq` (least squared error). All are idempotent on dequantised weights. NaN and ±inf are
+    refused, except on a GPU and in compiled code, where looking for them would wait.
     """
     chosen = choose("ternarize", _OFFERED, impl, w=w)
     checks.floating(*checks.FLOATS, w=w)
@@ -42,6 +43,8 @@ def ternarize(
         return Ternary(*quantize.ternarize(w, group_size, method))
     from trapline.gold.ternary import layers as linear
 
+    if linear.has_readable_infinities(w):
+        raise RangeError("w must be finite")
     return Ternary(*linear.ternarize(w, group_size, method))
 
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
+from trapline.gold.c_pointer import in_cpu_memory
 from trapline.gold.errors import RangeError
-from trapline.gold.ternary.quantize import GROUP, LARGEST_SCALE, ROOM, THRESHOLDS
+from trapline.gold.ternary.quantize import GROUP, LARGEST_SCALE, METHODS, ROOM, THRESHOLDS
 
 
 def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tuple[Tensor, Tensor]:
@@ -33,6 +35,13 @@ def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tu
     counts = counts & (scales[..., None] > 0)
     flags = counts.flatten(-2)[..., :columns]
     return (w.detach().sign() * flags).to(torch.int8), scales
+
+
+def has_readable_infinities(w: Tensor) -> bool:
+    """Whether w has NaN or ±inf; False where looking would wait for a GPU or break a trace."""
+    if not in_cpu_memory(w) or torch.compiler.is_compiling():
+        return False
+    return not bool(torch.isfinite(w).all())
 
 
 def _half(x: Tensor) -> Tensor:
@@ -116,6 +125,9 @@ class _Latent(nn.Module):
 
     def __init__(self, weight: Tensor, group_size: int, method: str) -> None:
         super().__init__()
+        checks.integer_between(1, 2**31, group_size=group_size)
+        if method not in METHODS:
+            raise RangeError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
         self.weight = nn.Parameter(weight)
         self.register_parameter("gain", None)
         self.group_size, self.method = group_size, method
@@ -153,6 +165,7 @@ class TernaryLinear(_Latent):
     def __init__(
         self, in_features: int, out_features: int, group_size: int = GROUP, method: str = "absmean"
     ) -> None:
+        checks.integer_between(1, 2**31, in_features=in_features, out_features=out_features)
         spread = in_features**-0.5
         super().__init__(torch.randn(out_features, in_features) * spread, group_size, method)
 

@@ -264,6 +264,10 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _batch(value: Any, axes: int) -> Any:
+    if not _is_tensor(value):
+        raise DTypeError(
+            f"all arrays must be torch tensors if one of them is, got {type(value).__name__}"
+        )
     return value if value.ndim == axes else value[None]
 
 

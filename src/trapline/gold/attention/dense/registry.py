@@ -174,9 +174,10 @@ def _by_reference(
     run: Callable[..., tuple[Tensor, ...]], problem: Problem, *saved: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Without autocast, which would round the reference's matrix products to 16 bits."""
-    if not torch.is_autocast_enabled(problem.q.device.type):
+    kind = problem.q.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return run(problem, *saved)
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with torch.autocast(kind, enabled=False):
         return run(problem, *saved)
 
 
