@@ -1,5 +1,7 @@
-"""A run on a PostgreSQL server, for a team: cells and evidence are in the tables, and graders are
-known to be alive by an advisory lock that their connection holds."""
+"""A run on a PostgreSQL server, for a team: cells and evidence are in its tables.
+
+A grader is alive while its connection holds an advisory lock.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -59,7 +61,7 @@ class ServerBackend:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Whatever keeps us from the server is said before anything is asked of it."""
+        """Connects first, to report an unreachable server or a missing run before any query."""
         try:
             with self.engine.connect() as connection:
                 there = sa.inspect(connection).has_schema(self.schema)
@@ -76,8 +78,10 @@ class ServerBackend:
 
     @contextmanager
     def living(self, grader: str) -> Iterator[None]:
-        """A connection of its own holds the lock: the server lets go of it when the connection
-        ends, and the connection ends with the process."""
+        """Holds the grader's lock on a separate connection.
+
+        The connection ends with the process, and then the server releases the lock.
+        """
         connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
             connection.detach()
@@ -95,7 +99,11 @@ class ServerBackend:
             connection.close()
 
     def is_alive(self, connection: sa.Connection, grader: str) -> bool:
-        """Shared, and for this transaction only: two that ask do not take each other for it."""
+        """Whether the grader holds its lock.
+
+        The lock that is tried here is shared and ends with the transaction, so two processes that
+        ask at the same time do not mistake each other for the grader.
+        """
         free = sa.func.pg_try_advisory_xact_lock_shared(self._number(grader))
         return not connection.execute(sa.select(free)).scalar_one()
 
