@@ -153,7 +153,7 @@ def load_packed(
     `dtype` is that of norms and activations; default: float32 on a CPU, bfloat16 elsewhere.
     """
     folder = Path(folder)
-    kind = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+    kind = dtype or (torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16)
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     group_size = raw["quantization_config"].get("group_size")
     if type(group_size) is not int or group_size < 1:
