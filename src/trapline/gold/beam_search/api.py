@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -113,9 +112,11 @@ def checked_rules(
     checks.integer_between(1, _NO_LIMIT, beam_width=beam_width, max_new_tokens=max_new_tokens)
     count = beam_width if n_best is None else n_best
     checks.integer_between(1, beam_width, n_best=count)
-    if not isinstance(length_penalty, Real):
-        raise DTypeError(f"length_penalty must be a number, got {length_penalty!r}")
-    if not math.isfinite(length_penalty):
+    try:
+        is_finite = math.isfinite(length_penalty)
+    except TypeError:
+        raise DTypeError(f"length_penalty must be a number, got {length_penalty!r}") from None
+    if not is_finite:
         raise RangeError(f"length_penalty must be finite, got {length_penalty}")
     rules = Rules(
         beam_width,
