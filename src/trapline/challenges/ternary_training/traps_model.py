@@ -6,6 +6,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
+from trapline.challenges.ternary_training.cases import weights_of
 from trapline.challenges.ternary_training.situations import (
     MOMENT,
     config_of,
@@ -216,6 +217,63 @@ def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> No
     expect.that(same_tensors(first, submission.train(documents, config)), "a second call differs")
     other = submission.fresh().train(documents, config)
     expect.that(same_tensors(first, other), "another process differs")
+
+
+@trap(
+    catches="seed 0 counts as no seed: its starting weights are others every time",
+    severity="minor",
+    story="`seed or None`: the number 0 is false.",
+    mutant=edit(
+        '    rng = np.random.default_rng(config["seed"])\n',
+        '    rng = np.random.default_rng(config["seed"] or None)\n',
+        file=TRAINING,
+    ),
+    seen=BLIND,
+)
+def seed_zero_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    documents, config = text.noise(rng, 8, 6, 8), config_of(rng, seed=0)
+    first = submission.train(documents, config)
+    expect.that(same_tensors(first, submission.train(documents, config)), "a second call differs")
+    other = submission.fresh().train(documents, config)
+    expect.that(same_tensors(first, other), "another process differs")
+
+
+@trap(
+    catches="with seconds 0 some training takes place",
+    severity="major",
+    story="A least number of steps or of seconds, or `seconds or DEFAULT`.",
+    mutant=edits(
+        (
+            """    if config["seconds"] == 0:
+        return latent
+""",
+            """    config = {**config, "seconds": config["seconds"] or 0.6}
+""",
+        ),
+        file=TRAINING,
+    ),
+    seen=BLIND,
+)
+def zero_seconds_train(submission: Submission, rng: np.random.Generator) -> None:
+    """Starting weights know nothing of the documents; trained ones fit their own much better."""
+    config = config_of(rng, vocab=12, dim=16, layers=1, context=12)
+    corpora = [_cycles(rng, step) for step in (1, 5)]
+    models = [weights_of(submission.train(corpus, config), config) for corpus in corpora]
+    table = np.array(
+        [[small_lm.perplexity(m, corpus, config) for m in models] for corpus in corpora]
+    )
+    own, foreign = np.diagonal(table), np.diagonal(table[:, ::-1])
+    expect.that(
+        bool(np.any(own > 0.85 * foreign)),
+        f"after 0 seconds the perplexity is {own[0]:.1f} on the documents that were shown, and "
+        f"{foreign[0]:.1f} where others were shown",
+    )
+
+
+def _cycles(rng: np.random.Generator, step: int) -> list[text.Document]:
+    """Documents in which a token is followed by the one `step` places on, of 12."""
+    starts = rng.integers(0, 12, 60)
+    return [[int(start + step * place) % 12 for place in range(13)] for start in starts]
 
 
 @trap(

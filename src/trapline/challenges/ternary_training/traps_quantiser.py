@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import ERROR_LIMIT
 from trapline.challenges.ternary_training.situations import (
@@ -17,6 +17,23 @@ from trapline.challenges.ternary_training.situations import (
 )
 from trapline.challenges.ternary_training.solution_lines import BLIND
 from trapline.gold.ternary import oracle
+
+_KEPT = "    counts &= scales[..., None] > 0\n"
+#: The smallest magnitude of a group that has a code is its threshold.
+_EDGE = (
+    "    signed = _grouped(w, group_size)\n"
+    "    edge = np.min(magnitude, axis=-1, keepdims=True, where=counts, initial=np.inf)\n"
+)
+_MAGNITUDE = "    magnitude = _grouped(np.abs(w), group_size)\n"
+
+
+def _measured(largest: str) -> Mutant:
+    """Magnitudes as whole multiples of 2**-40 times the `largest`."""
+    return insert_after(
+        _MAGNITUDE,
+        f"    _, power = np.frexp({largest})\n"
+        "    magnitude = np.ldexp(np.rint(np.ldexp(magnitude, 40 - power)), power - 40)\n",
+    )
 
 
 def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
@@ -124,6 +141,30 @@ def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
+    catches="a group that is far smaller than another one vanishes: weights are measured by the "
+    "largest of the whole tensor or row",
+    severity="minor",
+    story="Normalised by the largest weight of all, a small group is 0 in fixed point or in a "
+    "narrow float.",
+    mutant=_measured("magnitude.max(initial=0.0)"),
+    also=[
+        _measured("magnitude.max()"),
+        _measured("magnitude.max() if columns else 0.0"),
+        _measured("magnitude.max(axis=(-2, -1), keepdims=True, initial=0.0)"),
+    ],
+    seen=BLIND,
+)
+def small_group_vanishes(submission: Submission, rng: np.random.Generator) -> None:
+    w = exact(rng, 2, 32)
+    w[:, 16:19] = (1, -1, 0)
+    w[0, :16] *= np.float32(2.0**100)
+    w[:, 16:] *= np.float32(2.0**-10)
+    codes, scales = quantised(submission, w, 16)
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes of ±2**100 beside ±2**-10")
+    expect.equal(scales[:, 1], np.full(2, 2.0**-10, dtype=np.float16), "the scales of ±2**-10")
+
+
+@trap(
     catches="groups run along the first axis",
     severity="major",
     story="One framework stores weights (in, out), another (out, in), so groups run along the "
@@ -148,6 +189,12 @@ def groups_down_columns(submission: Submission, rng: np.random.Generator) -> Non
     story="A scale of mean|w| falls from 0.050 to 0.033 when a checkpoint that is ternary "
     "already is saved again.",
     mutant=edit("/ counted[..., None], axis=-1, where=counts", "/ sizes[:, None], axis=-1"),
+    also=[
+        edit("/ counted[..., None], axis=-1, where=counts", "/ group_size, axis=-1"),
+        edit(
+            "/ counted[..., None], axis=-1, where=counts", "/ sizes[:, None], axis=-1, where=counts"
+        ),
+    ],
     seen=BLIND,
 )
 def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
@@ -295,15 +342,20 @@ def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> N
         "    signed = _grouped(w, group_size)\n"
         "    counts = ((signed >= threshold) & (signed > 0)) | (signed < -threshold)\n",
     ),
+    also=[
+        insert_after(_KEPT, _EDGE + "    counts &= (signed >= edge) | (signed < -edge)\n"),
+        insert_after(_KEPT, _EDGE + "    counts &= (signed > edge) | (signed <= -edge)\n"),
+    ],
+    seen=BLIND,
 )
 def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
     # Mean 2 and weights of ±1: half the mean is met exactly. Likewise mean 1.5 and ±0.75.
-    w = np.array([[1, -1, 3, -3] * 4, [0.75, -0.75, 2.25, -2.25] * 4], dtype=np.float32)
-    w = np.concatenate([w, grid(rng, 2, 16)])
-    codes, scales = quantised(submission, w, 16)
-    negated, same = quantised(submission, -w, 16)
-    expect.equal(negated, -codes, "the codes of −w")
-    expect.equal(same, scales, "the scales of −w")
+    edges = np.array([[1, -1, 3, -3] * 4, [0.75, -0.75, 2.25, -2.25] * 4], dtype=np.float32)
+    for w in (edges, grid(rng, 2, 16)):
+        codes, scales = quantised(submission, w, 16)
+        negated, same = quantised(submission, -w, 16)
+        expect.equal(negated, -codes, "the codes of −w")
+        expect.equal(same, scales, "the scales of −w")
 
 
 @trap(

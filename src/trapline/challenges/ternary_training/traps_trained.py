@@ -39,6 +39,13 @@ def _is_not(fit: Fit, trap_id: str, words: str) -> None:
         "    bias = -slopes[:, None, None] * np.abs(back)\n",
         file=MODEL,
     ),
+    also=[
+        edit(
+            "    bias = np.where(back >= 0, -slopes[:, None, None] * back, -np.inf)\n",
+            "    bias = np.where(back >= -1, -slopes[:, None, None] * back, -np.inf)\n",
+            file=MODEL,
+        )
+    ],
     seen=BLIND,
 )
 def future_visible(submission: Submission, rng: np.random.Generator) -> None:
