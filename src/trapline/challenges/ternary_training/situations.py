@@ -230,6 +230,21 @@ class OnNoise:
     unseen: list[Document]
 
 
+_ON_NOISE: "WeakKeyDictionary[Submission, tuple[OnNoise, Exchange]]" = WeakKeyDictionary()
+
+
+def trained_on_few(submission: Submission, rng: np.random.Generator) -> OnNoise:
+    """A few documents of noise; trained once for all checks."""
+    if submission not in _ON_NOISE:
+        run = trained_on_noise(submission, rng, count=32, length=16, vocab=32, heads=2)
+        _ON_NOISE[submission] = run, submission.transcript.exchanges[-1]
+    run, call = _ON_NOISE[submission]
+    exchanges = submission.transcript.exchanges
+    if all(exchange is not call for exchange in exchanges):
+        exchanges.append(call)
+    return run
+
+
 def trained_on_noise(
     submission: Submission,
     rng: np.random.Generator,

@@ -9,7 +9,12 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import UNIGRAM_SHARE, weights_of
 from trapline.challenges.ternary_training.situations import same_pair, trained
 from trapline.challenges.ternary_training.solution_lines import BLIND, MODEL, TRAINING
-from trapline.challenges.ternary_training.variants import Fit, best_fit, fit_of_slopes
+from trapline.challenges.ternary_training.variants import (
+    Fit,
+    best_fit,
+    fit_of_collapse,
+    fit_of_slopes,
+)
 from trapline.gold.ternary import small_lm
 
 _SLOPES = "slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)"
@@ -49,7 +54,9 @@ def _is_not(fit: Fit, trap_id: str, words: str) -> None:
     seen=BLIND,
 )
 def future_visible(submission: Submission, rng: np.random.Generator) -> None:
-    fits(submission, rng, "future-visible", "that sees tokens to come")
+    words = "that sees tokens to come"
+    fits(submission, rng, "future-visible", words)
+    _is_not(fit_of_collapse(submission, rng), "future-visible", words)
 
 
 @trap(

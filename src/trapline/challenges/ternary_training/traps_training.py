@@ -18,9 +18,11 @@ from trapline.challenges.ternary_training.situations import (
     refuses,
     same_tensors,
     tensor_of,
+    trained_on_few,
     trained_on_noise,
 )
 from trapline.challenges.ternary_training.solution_lines import BLIND, TRAINING
+from trapline.challenges.ternary_training.variants import COLLAPSED, fit_of_collapse
 from trapline.gold.ternary import oracle, small_lm
 
 # --- training -------------------------------------------------------------------------------------
@@ -91,8 +93,9 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
     seen="a published answer",
 )
 def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> None:
-    run = trained_on_noise(submission, rng, count=32, length=16, vocab=32, heads=2)
-    _not_worse_than_guessing(run.tensors, run.unseen, run.config)
+    run = trained_on_few(submission, rng)
+    if not fit_of_collapse(submission, rng).trap:  # weights for another model are that trap's
+        _not_worse_than_guessing(run.tensors, run.unseen, run.config)
 
 
 @trap(
@@ -118,7 +121,7 @@ def _not_worse_than_guessing(
     got = small_lm.perplexity(weights_of(tensors, config), unseen, config)
     # Five held-out documents of noise may flatter a model by chance; never by this much.
     expect.that(
-        got <= 4.0 * config["vocab"],
+        got <= COLLAPSED * config["vocab"],
         f"perplexity {got:.0f} on unseen documents; guessing blindly gives {config['vocab']}",
     )
 

@@ -19,6 +19,7 @@ from trapline.challenges.ternary_training.situations import (
     VOCAB,
     config_of,
     trained,
+    trained_on_few,
     unhurried,
 )
 from trapline.challenges.ternary_training.text import Grammar, unigram_perplexity
@@ -80,6 +81,10 @@ BETTER_BY_THE_FUTURE = 0.86
 #: The same for slopes with one head, where weights of right answers reach 0.999.
 BETTER_WITH_ONE_HEAD = 0.985
 ONE_HEAD_SECONDS = 2
+#: Of the perplexity of guessing: the contract's limit on noise.
+COLLAPSED = 4.0
+#: For weights beyond that limit. Learned by heart, they do a little better or worse by chance.
+BETTER_IF_COLLAPSED = 0.5
 
 
 def perplexity(
@@ -191,6 +196,23 @@ def best_fit(submission: Submission, rng: np.random.Generator) -> Fit:
         better = BETTER_BY_THE_FUTURE if trap == "future-visible" else CLEARLY_BETTER
         _FOUND[submission] = _fit(trap, found, judged, run.unigram, better)
     return _FOUND[submission]
+
+
+def fit_of_collapse(submission: Submission, rng: np.random.Generator) -> Fit:
+    """Whether weights that are far worse than guessing on noise do better where they see ahead.
+
+    Nothing but the tokens to come can be learned from noise, so that a trainer that sees them
+    shows it early. Weights that learned their documents by heart do badly either way.
+    """
+    try:
+        run = trained_on_few(submission, rng)
+        weights = weights_of(run.tensors, run.config)
+    except Violation:
+        return Fit("", np.nan, np.nan)
+    models = [JUDGED, *(model for trap, model in VARIANTS if trap == "future-visible")]
+    judged, *seeing = (perplexity(weights, run.unseen, run.config, model) for model in models)
+    fits = judged > COLLAPSED * run.config["vocab"] and min(seeing) < BETTER_IF_COLLAPSED * judged
+    return Fit("future-visible" if fits else "", min(seeing), judged)
 
 
 def fit_of_slopes(submission: Submission, rng: np.random.Generator) -> Fit:
