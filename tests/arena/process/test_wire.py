@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -218,3 +219,15 @@ def test_body_in_memory_that_was_not_lent_is_refused():
         theirs.sendall(wire.PREFIX.pack(wire.MAGIC, len(text), 64) + text)
         with pytest.raises(wire.WireError, match="not lent"):
             wire.Channel(ours).receive(time.monotonic() + 60)
+
+
+def test_closed_memory_is_not_mapped():
+    """Else the sessions of a few checks fill the address space of a process of mutants."""
+    lender = wire.Lender()
+    assert _mappings() == 1
+    lender.close()
+    assert _mappings() == 0
+
+
+def _mappings():
+    return Path("/proc/self/maps").read_text().count("memfd:trapline")
