@@ -202,11 +202,22 @@ def extreme_range(submission: Submission, rng: Rng) -> None:
         ask(submission, logits, 6)
 
 
+def _narrow_total(tile: int) -> Mutant:
+    """After each tile of this length the sum is rounded to the dtype of the logits."""
+    line = "largest, total = _accumulate(largest, total, tile)"
+    return edits(
+        ("TILE = 8192", f"TILE = {tile}"),
+        (line, f"{line}\n        total = float(logits.dtype.type(total))"),
+    )
+
+
 @trap(
     catches="float16 sums, which stop growing at 2048 and overflow at 65504",
     severity="major",
     story="Half-precision kernels without a wide accumulator give probability 1/2048 in flat rows.",
     mutant=edit(SUM, SUM.replace("total *", "np.float16(total *") + ")"),
+    also=[_narrow_total(tile) for tile in (512, 1024, 4096, 8192)],
+    seen=WRITTEN_BLIND,
 )
 def float16_sum(submission: Submission, rng: Rng) -> None:
     logits = np.full((1, 70001), rng.integers(-4, 5), np.float16)

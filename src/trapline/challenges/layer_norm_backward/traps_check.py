@@ -6,7 +6,7 @@ import numpy as np
 
 from trapline.arena.errors import SubmissionRaised
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.layer_norm_backward.cases import (
     NAMES,
@@ -33,6 +33,7 @@ _SLOPE = "_slope(forward, inputs, place, direction, dy)"
 #: Which input is moved for dx, dgamma and dbeta.
 _OTHERS = "(0, 2, 2)", "(0, 2, 1)"
 _RETURN = "    return errors\n"
+_CENTRAL = "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)"
 
 
 @trap(
@@ -186,6 +187,18 @@ def check_absolute(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="An upstream gradient of zero is valid, and the check reports NaN.",
     mutant=edit(_SCALE, "np.linalg.norm(numeric)"),
+    # Without a floor the answer is NaN, what stands for it, or no answer.
+    also=[
+        edits((_SCALE, _SCALE.replace(", 1e-12", "")), (_ERROR, error))
+        for error in (
+            _ERROR,
+            _ERROR.replace("float(", "float(np.nan_to_num(").replace(
+                "scale)", "scale, nan=np.inf))"
+            ),
+            "float(np.linalg.norm(analytic - numeric)) / float(scale)",
+        )
+    ],
+    seen=WRITTEN_BLIND,
     control=right_passes,
 )
 def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
@@ -349,22 +362,33 @@ def check_of_strided_x(submission: Submission, rng: Rng) -> None:
     check_errors(errors, None)
 
 
+def _one_way(step: float, where: str = "place == 0") -> Mutant:
+    """A step ahead only, for some of the inputs."""
+    back = f"(0.0 if {where} else -1.0)"
+    return edits(
+        (STEP, f"STEP = {step}"),
+        (_CENTRAL, f"(shifted(1.0) - shifted({back}))) / ((1.0 - {back}) * STEP)"),
+    )
+
+
+def linear_passes(submission: Submission, rng: Rng) -> None:
+    """A control: a forward pass of which forward differences are exact, too."""
+    check_errors(gradient_errors(submission, _linear(), problem(rng, (2, 3, 6))), None)
+
+
 @trap(
     catches="a forward difference where the contract asks for a central one",
     severity="minor",
     story="Half the calls, and an error as large as the step: right and wrong cannot be told apart "
     "near 1e-5.",
-    mutant=edit(
-        "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
-        "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)",
-    ),
+    mutant=edit(_CENTRAL, "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)"),
     also=[
-        edit(
-            "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
-            "(shifted(1.0) - shifted(0.0))) / STEP",
-        )
+        edit(_CENTRAL, "(shifted(1.0) - shifted(0.0))) / STEP"),
+        *map(_one_way, (3e-5, 1e-4, 1e-3)),
+        *(_one_way(6e-6, f"place == {place}") for place in (1, 2)),
     ],
-    control=right_passes,
+    seen=WRITTEN_BLIND,
+    control=linear_passes,
 )
 def check_one_sided(submission: Submission, rng: Rng) -> None:
     for name, moves in _moves(submission, rng).items():

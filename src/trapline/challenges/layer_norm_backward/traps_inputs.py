@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     Rng,
@@ -171,6 +171,40 @@ def strided_x(submission: Submission, rng: Rng) -> None:
         check_y(submission, p._replace(x=x))
 
 
+def _through_a_reshape(name: str, like: str) -> str:
+    """Fills an array of another's layout through a reshape, which may be a copy of it."""
+    rows = f"reshape(-1, {like}.shape[-1])"
+    lines = f"filled = np.zeros_like({like})", f"filled.{rows}[...] = {name}.{rows}"
+    return "\n    ".join(("", *lines, f"{name} = filled"))
+
+
+@trap(
+    catches="y gets the layout of x and is filled through a reshape: where x is a transposed view, "
+    "that is a copy, and y stays 0",
+    severity="major",
+    story="`reshape` is a view of a packed array and a copy of any other.",
+    mutant=insert_after(Y, _through_a_reshape("y", "x")),
+    seen=WRITTEN_BLIND,
+    control=ordinary_rows,
+)
+def y_written_into_a_copy(submission: Submission, rng: Rng) -> None:
+    p = plain(rng, (3, 4, 6))
+    check_y(submission, p._replace(x=np.asfortranarray(p.x)))
+
+
+@trap(
+    catches="dx gets the layout of dy and is filled through a reshape: where dy is a transposed "
+    "view, that is a copy, and dx stays 0",
+    severity="minor",
+    story="`reshape` is a view of a packed array and a copy of any other.",
+    mutant=insert_after(DX, _through_a_reshape("dx", "dy")),
+    control=ordinary_rows,
+)
+def dx_written_into_a_copy(submission: Submission, rng: Rng) -> None:
+    p = plain(rng, (3, 4, 6))
+    check_gradients(submission, p._replace(dy=np.asfortranarray(p.dy)), "dx")
+
+
 @trap(
     catches="the buffer of dy read in memory order whatever its strides",
     severity="major",
@@ -186,6 +220,27 @@ def strided_dy(submission: Submission, rng: Rng) -> None:
         p.dy[:, :, ::-1],
     ):
         check_gradients(submission, p._replace(dy=dy), "dx", "dgamma", "dbeta")
+
+
+def _whole_blocks(count: str) -> Mutant:
+    lines = (
+        "y = np.ascontiguousarray(y)",
+        "rows = y.shape[0] * y.shape[1]",
+        f"y.reshape(-1, y.shape[-1])[{count} * 64 :] = 0.0",
+    )
+    return insert_after(Y, "\n    ".join(("", *lines)))
+
+
+@trap(
+    catches="rows that do not fill the last block are skipped in the forward pass: y stays 0 there",
+    severity="minor",
+    story="The number of blocks is rounded down.",
+    mutant=_whole_blocks("rows // 64"),
+    also=[_whole_blocks("max(rows // 64, 1)")],
+)
+def last_rows_of_y_skipped(submission: Submission, rng: Rng) -> None:
+    """8209 rows fill blocks of no size but 1 and 8209."""
+    check_y(submission, plain(rng, (1, 8209, 8)))
 
 
 @trap(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     Problem,
@@ -30,19 +30,56 @@ _BACK = "\n    dy, x_hat = all_dy, all_hat"
 _ROWS = "axis=(0, 1))"
 
 
-def _some_rows(rows: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (
-        (DGAMMA, _FLAT.format(rows=rows) + DGAMMA.replace(_ROWS, "axis=0)")),
-        (DBETA, DBETA.replace(_ROWS, "axis=0)") + _BACK),
+def _some_rows(rows: str) -> list[Mutant]:
+    """Both sums, dgamma alone, dbeta alone."""
+    flat = _FLAT.format(rows=rows)
+    dgamma, dbeta = (line.replace(_ROWS, "axis=0)") for line in (DGAMMA, DBETA))
+    return [
+        edits((DGAMMA, flat + dgamma), (DBETA, dbeta + _BACK)),
+        edit(DGAMMA, flat + dgamma + _BACK),
+        edit(DBETA, flat + dbeta + _BACK),
+    ]
+
+
+def _no_tail(end: str) -> Mutant:
+    """Rows from this one on are left out of all three gradients: dx is 0 there, too."""
+    lines = (
+        "dy = np.ascontiguousarray(dy)",
+        "flat = dy.reshape(-1, dy.shape[-1])",
+        f"flat[{end} :] = 0.0",
+        DGAMMA,
     )
+    return edit(DGAMMA, "\n    ".join(lines))
+
+
+def _either(dgamma: str, dbeta: str) -> list[Mutant]:
+    """Both sums in another way, dgamma alone, dbeta alone."""
+    one, other = (DGAMMA, dgamma), (DBETA, dbeta)
+    return [edits(one, other), edit(*one), edit(*other)]
 
 
 def _one_row(rng: Rng, row: int) -> Problem:
-    """257 rows, of which one alone has an upstream gradient."""
-    p = plain(rng, (1, 257, 4))
+    """Many rows, of which one alone has an upstream gradient; 8209 is prime.
+
+    A block of 2¹⁶ numbers does not hold them all.
+    """
+    p = plain(rng, (1, 8209, 8))
     dy = np.zeros_like(p.dy)
     dy[0, row] = p.dy[0, row]
     return p._replace(dy=dy)
+
+
+_LAST_BLOCK = _some_rows("[-(all_dy.shape[0] * all_dy.shape[1]) % 64 - 64:]")
+_LAST_ROW = _some_rows("[-1:]")
+_LAST_ENTRY = _either(
+    "dgamma = np.sum((dy * x_hat)[-1:], axis=(0, 1))", "dbeta = np.sum(dy[-1:], axis=(0, 1))"
+)
+_BLOCKS = ("len(flat) // 64 * 64", "max(len(flat) // 64, 1) * 64")
+_WHOLE_BLOCKS = [
+    *_some_rows("[: all_dy.shape[0] * all_dy.shape[1] // 64 * 64]"),
+    *_some_rows("[: max(all_dy.shape[0] * all_dy.shape[1] // 64, 1) * 64]"),
+    *(_no_tail(end) for end in _BLOCKS),
+]
 
 
 @trap(
@@ -244,13 +281,11 @@ def dgamma_without_x_hat(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="only the last entry of the batch counts in dgamma and dbeta",
+    catches="only the last entry of the batch counts in dgamma or dbeta",
     severity="major",
     story="The sums are cleared, or assigned instead of added to, for each entry of the batch.",
-    mutant=edits(
-        (DGAMMA, "dgamma = np.sum((dy * x_hat)[-1:], axis=(0, 1))"),
-        (DBETA, "dbeta = np.sum(dy[-1:], axis=(0, 1))"),
-    ),
+    mutant=_LAST_ENTRY[0],
+    also=_LAST_ENTRY[1:],
     seen=WRITTEN_BLIND,
 )
 def sums_of_the_last_batch_entry(submission: Submission, rng: Rng) -> None:
@@ -258,20 +293,22 @@ def sums_of_the_last_batch_entry(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="only the last row counts in dgamma and dbeta",
+    catches="only the last row counts in dgamma or dbeta",
     severity="major",
     story="A loop over rows assigns where it should add.",
-    mutant=edits(*_some_rows("[-1:]")),
+    mutant=_LAST_ROW[0],
+    also=_LAST_ROW[1:],
 )
 def sums_of_the_last_row(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, (3, 2, 4)), "dgamma", "dbeta")
 
 
 @trap(
-    catches="each block of rows replaces the sums of dgamma and dbeta instead of adding to them",
+    catches="each block of rows replaces the sum of dgamma or dbeta instead of adding to it",
     severity="major",
     story="Invisible as long as all rows fit into one block.",
-    mutant=edits(*_some_rows("[-(all_dy.shape[0] * all_dy.shape[1]) % 64 - 64:]")),
+    mutant=_LAST_BLOCK[0],
+    also=_LAST_BLOCK[1:],
     seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
@@ -284,11 +321,12 @@ def block_sums_overwritten(submission: Submission, rng: Rng) -> None:
     catches="rows that do not fill the last block are skipped",
     severity="critical",
     story="The number of blocks is rounded down.",
-    mutant=edits(*_some_rows("[: all_dy.shape[0] * all_dy.shape[1] // 64 * 64]")),
+    mutant=_WHOLE_BLOCKS[0],
+    also=_WHOLE_BLOCKS[1:],
     seen=WRITTEN_BLIND,
 )
 def last_rows_skipped(submission: Submission, rng: Rng) -> None:
-    """The last row alone has a gradient; 257 rows fill blocks of no size but 1 and 257."""
+    """The last row alone has a gradient, and no block of several rows ends with it."""
     check_gradients(submission, _one_row(rng, -1), "dgamma", "dbeta")
 
 
@@ -318,13 +356,19 @@ def rows_summed_in_float32(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="x_hat rebuilt as (y − beta) / gamma, which is 0 / 0 where gamma is 0",
+    catches="a division by gamma, which is 0 / 0 where gamma is 0: x_hat as (y − beta) / gamma, or "
+    "dgamma or dbeta from dy · gamma",
     severity="major",
     story="'Memory-efficient' modes rebuild x_hat from y and cannot where a weight is zero.",
     mutant=edits(
         (CACHE, "(y.astype(x.dtype), rstd.astype(x.dtype), gamma.copy(), beta.copy())"),
         (UNPACK, "y, rstd, gamma, beta = cache\n    x_hat = (y - beta) / gamma\n"),
     ),
+    also=_either(
+        f"{DGAMMA.replace('dy * x_hat', 'dy * gamma * x_hat')} / gamma",
+        f"{DBETA.replace('np.sum(dy', 'np.sum(dy * gamma')} / gamma",
+    ),
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def zero_gamma(submission: Submission, rng: Rng) -> None:
