@@ -1,5 +1,7 @@
 """Lines of the gold solution that the mutants of several trap files edit."""
 
+from trapline.arena.judge.traps import Mutant, edits
+
 CHECKED = "    _check_saved(dout, q, out, lse)\n"
 ROW_LOOP = "            for top in range(0, T, tile):\n"
 SCORES = "scores = q @ k[cols].T * D**-0.5"
@@ -26,6 +28,17 @@ RECOMPUTE = (
     CHECKED,
     CHECKED + "    out, lse = flash_attention(q, k, v, causal=causal, tile=tile)\n",
 )
+#: Both passes begin at the first query that sees a key, so that tiles lie elsewhere where T > S.
+SKIP_BLIND = (
+    (FORWARD_HEAD, FORWARD_HEAD.replace("range(0,", "range(max(0, T - S) if causal else 0,")),
+    (ROW_LOOP, ROW_LOOP.replace("range(0,", "range(max(0, T - S) if causal else 0,")),
+    ("lse = np.zeros((B, H, T), q.dtype)", "lse = np.full((B, H, T), -np.inf, q.dtype)"),
+)
+
+
+def with_saved(*pairs: tuple[str, str]) -> tuple[Mutant, Mutant]:
+    """A bug of both passes whose backward pass takes out and lse as they are given."""
+    return edits(*pairs), edits(*pairs, UNBOUNDED)
 
 
 def mask(text: str) -> tuple[str, str]:

@@ -6,7 +6,9 @@ from trapline.challenges.flash_attention_backward import (
     traps_edges,
     traps_formula,
     traps_numbers,
+    traps_ranges,
     traps_shapes,
+    traps_strides,
 )
 
 PARTS = (
@@ -16,4 +18,6 @@ PARTS = (
     traps_numbers,
     traps_both,
     traps_edges,
+    traps_ranges,
+    traps_strides,
 )

@@ -21,6 +21,7 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     ROW_LOOP,
     SCORES,
     mask,
+    with_saved,
 )
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
 
@@ -39,6 +40,60 @@ _SHORT_COLS = "        cols = slice(start + (start > 0), min(start + tile, stop)
 _BLIND_ROWS = "\n            scores[np.arange(position, position + rows) < 0] = -np.inf"
 _ORIGIN = "np.where(new_peak == -np.inf, 0, new_peak)"
 
+# Bugs in both passes.
+_CAUSAL_IGNORED = (
+    (_CHECKED_FORWARD, _CHECKED_FORWARD.replace("    (B", "    causal = False\n    (B")),
+    (CHECKED, CHECKED + "    causal = False\n"),
+)
+_UNMASKED = (_HIDDEN, "np.zeros((rows, cols.stop - cols.start), bool)")
+_FIRST_KEY = (
+    ("start + S - T, causal", "start, causal"),
+    ("position = top + S - T", "position = top"),
+)
+_WRONG_SIGN = (
+    ("start + S - T, causal", "start + T - S, causal"),
+    ("position = top + S - T", "position = top + T - S"),
+)
+_NEXT_KEY = (
+    (_HIDDEN, _HIDDEN.replace("np.arange(position, position + rows)", _LATER)),
+    ("min(len(k), position + rows) if causal", "min(len(k), position + rows + 1) if causal"),
+    ("position + rows.stop - top <= start", "position + rows.stop - top < start"),
+)
+_TILE_ROWS = (
+    (FORWARD_MASK, FORWARD_MASK.replace("_hidden(position", "_hidden(0")),
+    mask(
+        "    if causal and cols.stop > position + 1:\n"
+        "        scores[_hidden(0, rows, cols)] = -np.inf\n"
+    ),
+)
+_MODULO_HEADS = (
+    (FORWARD_HEAD, FORWARD_HEAD.replace("h // (H // G)", "h % G")),
+    (BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h % G")),
+)
+_DIVIDED_HEADS = (
+    (FORWARD_HEAD, FORWARD_HEAD.replace("h // (H // G)", "h // G")),
+    (BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
+)
+_UNSCALED = (
+    (_SCALED, ""),
+    (SCORES, "scores = q @ k[cols].T"),
+    (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
+)
+_WITHOUT_ROOT = (
+    (_SCALED, _SCALED.replace("D**-0.5", "D**-1.0")),
+    (SCORES, SCORES.replace("D**-0.5", "D**-1.0")),
+    (DSCORES, DSCORES.replace("D**-0.5", "D**-1.0")),
+)
+
+
+def _mild(score: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Hidden scores have this value in the forward pass, and in the backward pass."""
+    return (
+        (FORWARD_MASK, FORWARD_MASK.replace("-np.inf", score) + _BLIND_ROWS),
+        mask(f"    if causal:\n        scores[_hidden(position, rows, cols)] = {score}\n"),
+    )
+
+
 # --- the mask in both passes ----------------------------------------------------------------------
 
 
@@ -56,11 +111,8 @@ def causal_forward_with_a_past(submission: Submission, rng: np.random.Generator)
     catches="causal is ignored in both passes",
     severity="major",
     story="The argument is accepted and never read.",
-    mutant=edits(
-        (_CHECKED_FORWARD, _CHECKED_FORWARD.replace("    (B", "    causal = False\n    (B")),
-        (CHECKED, CHECKED + "    causal = False\n"),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_CAUSAL_IGNORED, RECOMPUTE),
+    also=with_saved(*_CAUSAL_IGNORED),
     control=ordinary,
 )
 def causal_ignored(submission: Submission, rng: np.random.Generator) -> None:
@@ -71,7 +123,8 @@ def causal_ignored(submission: Submission, rng: np.random.Generator) -> None:
     catches="tiles on the diagonal are not masked, in both passes",
     severity="critical",
     story="A shortcut takes a tile that the diagonal crosses for one that is seen whole.",
-    mutant=edits((_HIDDEN, "np.zeros((rows, cols.stop - cols.start), bool)"), RECOMPUTE),
+    mutant=edits(_UNMASKED, RECOMPUTE),
+    also=with_saved(_UNMASKED),
     seen=BLIND,
     control=ordinary,
 )
@@ -84,6 +137,7 @@ def diagonal_unmasked(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story=">= where > is meant.",
     mutant=edits((_HIDDEN, _HIDDEN.replace(" > ", " >= ")), RECOMPUTE),
+    also=[edit(_HIDDEN, _HIDDEN.replace(" > ", " >= "))],
     seen=BLIND,
     control=ordinary,
 )
@@ -95,20 +149,8 @@ def own_key_hidden(submission: Submission, rng: np.random.Generator) -> None:
     catches="the mask shows one key of the future in both passes",
     severity="critical",
     story="A triangle one diagonal too high.",
-    mutant=edits(
-        (_HIDDEN, _HIDDEN.replace("np.arange(position, position + rows)", _LATER)), RECOMPUTE
-    ),
-    also=[
-        edits(
-            (_HIDDEN, _HIDDEN.replace("np.arange(position, position + rows)", _LATER)),
-            (
-                "min(len(k), position + rows) if causal",
-                "min(len(k), position + rows + 1) if causal",
-            ),
-            ("position + rows.stop - top <= start", "position + rows.stop - top < start"),
-            RECOMPUTE,
-        )
-    ],
+    mutant=edits(_NEXT_KEY[0], RECOMPUTE),
+    also=[edits(*_NEXT_KEY, RECOMPUTE), *with_saved(_NEXT_KEY[0]), *with_saved(*_NEXT_KEY)],
     seen=BLIND,
     control=ordinary,
 )
@@ -120,11 +162,8 @@ def next_key_seen(submission: Submission, rng: np.random.Generator) -> None:
     catches="the mask is aligned to the first key in both passes",
     severity="critical",
     story="With T = S the offset S − T is 0, and most tests have T = S.",
-    mutant=edits(
-        ("start + S - T, causal", "start, causal"),
-        ("position = top + S - T", "position = top"),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_FIRST_KEY, RECOMPUTE),
+    also=with_saved(*_FIRST_KEY),
     seen=BLIND,
     control=ordinary,
 )
@@ -136,11 +175,8 @@ def aligned_to_the_first_key(submission: Submission, rng: np.random.Generator) -
     catches="the offset of the mask has the wrong sign: T − S instead of S − T",
     severity="major",
     story="With T = S both are 0.",
-    mutant=edits(
-        ("start + S - T, causal", "start + T - S, causal"),
-        ("position = top + S - T", "position = top + T - S"),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_WRONG_SIGN, RECOMPUTE),
+    also=with_saved(*_WRONG_SIGN),
     control=ordinary,
 )
 def offset_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> None:
@@ -171,14 +207,8 @@ def first_queries_left_out(submission: Submission, rng: np.random.Generator) -> 
     catches="the mask counts queries from the start of their tile instead of the sequence",
     severity="critical",
     story="Right in the first tile; every later tile is masked too much.",
-    mutant=edits(
-        (FORWARD_MASK, FORWARD_MASK.replace("_hidden(position", "_hidden(0")),
-        mask(
-            "    if causal and cols.stop > position + 1:\n"
-            "        scores[_hidden(0, rows, cols)] = -np.inf\n"
-        ),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_TILE_ROWS, RECOMPUTE),
+    also=with_saved(*_TILE_ROWS),
     seen=BLIND,
     control=ordinary,
 )
@@ -268,20 +298,23 @@ def positions_of_folded_rows(submission: Submission, rng: np.random.Generator) -
 
 
 @trap(
-    catches="hidden scores are −1e4 in both passes, which real scores can be below",
+    catches="hidden scores are finite, such as −1e4 or −1e9, and real scores can be below them",
     severity="critical",
     story="A finite mask gives hidden keys all the weight where the real scores are lower.",
-    mutant=edits(
-        (FORWARD_MASK, FORWARD_MASK.replace("-np.inf", "-1e4") + _BLIND_ROWS),
-        mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n"),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_mild("-1e4"), RECOMPUTE),
+    also=[
+        edits(*_mild("-1e9"), RECOMPUTE),
+        edits(*_mild("-1e9")),
+        edits(_mild("-1e9")[0]),
+        edits(_mild("-1e4")[0]),
+    ],
     seen=BLIND,
     control=ordinary,
 )
 def mask_too_mild(submission: Submission, rng: np.random.Generator) -> None:
-    _, q, k, v, _, _ = with_logits(rng, [-3e4] * 4, 4, True)
-    attends(submission, q, k, v, causal=True, tile=8)
+    for low in (-3e4, -3e10):
+        _, q, k, v, _, _ = with_logits(rng, [low] * 4, 4, True)
+        attends(submission, q, k, v, causal=True, tile=8)
 
 
 # --- heads and scale in both passes ---------------------------------------------------------------
@@ -291,11 +324,8 @@ def mask_too_mild(submission: Submission, rng: np.random.Generator) -> None:
     catches="both passes pair query head h with kv head h mod G",
     severity="critical",
     story="Heads interleaved instead of grouped.",
-    mutant=edits(
-        (FORWARD_HEAD, FORWARD_HEAD.replace("h // (H // G)", "h % G")),
-        (BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h % G")),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_MODULO_HEADS, RECOMPUTE),
+    also=with_saved(*_MODULO_HEADS),
     seen=BLIND,
     control=ordinary,
 )
@@ -307,11 +337,8 @@ def heads_interleaved(submission: Submission, rng: np.random.Generator) -> None:
     catches="both passes pair query head h with kv head h // G",
     severity="major",
     story="H = 4, G = 2 hides it, because there H/G = G.",
-    mutant=edits(
-        (FORWARD_HEAD, FORWARD_HEAD.replace("h // (H // G)", "h // G")),
-        (BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_DIVIDED_HEADS, RECOMPUTE),
+    also=with_saved(*_DIVIDED_HEADS),
     control=ordinary,
 )
 def heads_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
@@ -342,12 +369,8 @@ def scaled_forward(submission: Submission, rng: np.random.Generator) -> None:
     catches="the scale D^-½ is missing in both passes",
     severity="major",
     story="Scores of wide heads become too large.",
-    mutant=edits(
-        (_SCALED, ""),
-        (SCORES, "scores = q @ k[cols].T"),
-        (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_UNSCALED, RECOMPUTE),
+    also=with_saved(*_UNSCALED),
 )
 def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
     scaled_forward(submission, rng)
@@ -357,12 +380,8 @@ def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
     catches="the scale is 1/D instead of D^-½",
     severity="major",
     story="The square root is missing.",
-    mutant=edits(
-        (_SCALED, _SCALED.replace("D**-0.5", "D**-1.0")),
-        (SCORES, SCORES.replace("D**-0.5", "D**-1.0")),
-        (DSCORES, DSCORES.replace("D**-0.5", "D**-1.0")),
-        RECOMPUTE,
-    ),
+    mutant=edits(*_WITHOUT_ROOT, RECOMPUTE),
+    also=with_saved(*_WITHOUT_ROOT),
 )
 def scale_without_root(submission: Submission, rng: np.random.Generator) -> None:
     scaled_forward(submission, rng)

@@ -356,11 +356,24 @@ def _refuses_forward(submission: Submission, *arrays: np.ndarray) -> None:
     mutant=edit(_SHAPES, "k.shape != v.shape or q.shape[3] != k.shape[3]"),
     dimension="robustness",
     seen=BLIND,
+    also=(
+        # One entry is broadcast over the batch of the queries.
+        edits(
+            (_SHAPES, _SHAPES.replace("q.shape[0], ", "").replace("k.shape[0], ", "")),
+            (
+                _OUT,
+                "    if len(k) not in (1, B):\n"
+                "        raise ValueError(k.shape)\n"
+                "    k, v = (np.broadcast_to(x, (B, *x.shape[1:])) for x in (k, v))\n" + _OUT,
+            ),
+        ),
+    ),
 )
 def another_batch_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, _, _ = Shape(B=2, T=4, S=4).draw(rng)
-    _, k, v = Shape(B=3, T=4, S=4).draw(rng)
-    _refuses_forward(submission, q, k, v)
+    for B in (3, 1):
+        _, k, v = Shape(B=B, T=4, S=4).draw(rng)
+        _refuses_forward(submission, q, k, v)
 
 
 @trap(

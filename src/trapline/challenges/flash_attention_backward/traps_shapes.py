@@ -137,6 +137,7 @@ def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="With all real logits at −3·10⁴, a mask of −10⁴ becomes exp(2·10⁴).",
     mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n")),
+    also=[edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e9\n"))],
     control=ordinary,
 )
 def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
