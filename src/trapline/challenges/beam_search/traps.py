@@ -8,6 +8,7 @@ power of two, so that sums and ties are exact in every order of addition.
 from trapline.challenges.beam_search import (
     traps_batches,
     traps_finished,
+    traps_limit,
     traps_living,
     traps_refusals,
     traps_scores,
@@ -21,4 +22,5 @@ PARTS = (
     traps_living,
     traps_batches,
     traps_refusals,
+    traps_limit,
 )

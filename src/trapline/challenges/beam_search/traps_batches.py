@@ -123,11 +123,31 @@ def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> No
         CALL, "    prefixes += [search.prompt for search in searches if not search.beams]\n"
     ),
     seen=BLIND,
+    also=(
+        # The beams of a stopped prompt go on until every prompt has stopped.
+        edits(
+            ("        self.pool = []\n", "        self.pool = []\n        self.over = False\n"),
+            (
+                "        elif self._is_settled():\n            self.beams = []\n",
+                "        else:\n            self.over = self._is_settled()\n",
+            ),
+            (
+                "    while any(search.beams for",
+                "    while any(search.beams and not search.over for",
+            ),
+        ),
+    ),
 )
 def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) -> None:
-    E, tables = unlike_neighbours(rng)
-    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E}
-    lm.run_tables(submission, VOCABULARY, tables, count_calls=True, **settings)
+    """The first prompt stops at once; the other one has worse beams, so that it is no bound."""
+    E, A, B = tokens(rng, 3)
+    quick, slow = prompt_of(rng, first=100), prompt_of(rng, first=101)
+    tables: dict[lm.Prefix, Table] = {
+        quick: {(): {E: -0.5, A: -4.0}, (A,): {B: -1.0}, (A, B): {B: -1.0}},
+        slow: {(): {A: -9.0}, (A,): {B: -1.0}, (A, B): {E: -1.0}},
+    }
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 3, "eos_id": E, "strict": True}
+    lm.run_tables(submission, VOCABULARY, tables, count_calls=True, length_penalty=0.0, **settings)
 
 
 @trap(

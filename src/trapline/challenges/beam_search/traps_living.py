@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -279,16 +279,27 @@ def tie_keeps_the_last_ones(submission: Submission, rng: np.random.Generator) ->
     equal_tokens(submission, rng)
 
 
+def _partitioned(chosen: str) -> Mutant:
+    """The W best are what this partition gives, best first."""
+    return edit(
+        _CHOSEN,
+        "    if values.size > count:\n"
+        f"        candidates = {chosen}\n"
+        "        candidates = candidates[values[candidates] > -np.inf]\n"
+        '        order = np.argsort(-values[candidates], kind="stable")\n' + _CHOSEN,
+    )
+
+
 @trap(
     catches="argpartition decides which of many equal continuations live",
     severity="minor",
     story="A partition promises nothing about the order of equals.",
-    mutant=edit(
-        _CHOSEN,
-        "    if values.size > count:\n"
-        "        candidates = np.argpartition(-values, count - 1)[:count]\n"
-        "        candidates = candidates[values[candidates] > -np.inf]\n"
-        '        order = np.argsort(-values[candidates], kind="stable")\n' + _CHOSEN,
+    mutant=_partitioned("np.argpartition(-values, count - 1)[:count]"),
+    seen=BLIND,
+    also=(
+        _partitioned("np.sort(np.argpartition(-values, count - 1)[:count])"),
+        _partitioned("np.argpartition(values, values.size - count)[-count:]"),
+        _partitioned("np.sort(np.argpartition(values, values.size - count)[-count:])"),
     ),
     control=ordinary_search,
 )

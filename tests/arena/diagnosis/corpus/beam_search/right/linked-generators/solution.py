@@ -111,7 +111,7 @@ def _search(prompt, settings):
     for length in range(1, settings.steps + 1):
         rows = yield [prompt + beam.generated() for beam in beams]
         sums = rows.astype(np.float64) + np.array([[beam.total] for beam in beams])
-        for beam, total in zip(beams, sums[:, settings.eos].tolist(), strict=True):
+        for beam, total in zip(beams, sums[:, settings.eos].tolist(), strict=False):
             if total != -math.inf:
                 ended = _Beam(beam, settings.eos, total)
                 pool.offer(ended, settings.score(total, length))

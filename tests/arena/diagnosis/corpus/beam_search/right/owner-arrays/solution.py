@@ -88,7 +88,7 @@ def beam_search(lm, prompts, *, beam_width, max_new_tokens, eos_id, length_penal
         if owner.size == 0:
             break
         written = history.tolist()
-        prefixes = [prompts[who] + tail for who, tail in zip(owner, written, strict=True)]
+        prefixes = [prompts[who] + tail for who, tail in zip(owner, written, strict=False)]
         totals = _ask(lm, prefixes, eos_id, vocab)
         vocab = totals.shape[1]
         totals += sums[:, None]
@@ -99,7 +99,7 @@ def beam_search(lm, prompts, *, beam_width, max_new_tokens, eos_id, length_penal
         rows, tokens, new_sums = [], [], []
         starts = np.flatnonzero(np.diff(owner, prepend=-1))
         stops = np.append(starts[1:], owner.size)
-        for start, stop in zip(starts, stops, strict=True):
+        for start, stop in zip(starts, stops, strict=False):
             who = owner[start]
             finished = [
                 (written[row] + [eos_id], float(ended[row] / divisor))
@@ -128,6 +128,6 @@ def beam_search(lm, prompts, *, beam_width, max_new_tokens, eos_id, length_penal
 
     divisor = float(last) ** penalty
     survivors = [[] for _ in prompts]
-    for who, tail, total in zip(owner, history.tolist(), sums, strict=True):
+    for who, tail, total in zip(owner, history.tolist(), sums, strict=False):
         survivors[who].append((tail, float(total / divisor)))
-    return [_merge(pool, extra, width) for pool, extra in zip(pools, survivors, strict=True)]
+    return [_merge(pool, extra, width) for pool, extra in zip(pools, survivors, strict=False)]
