@@ -10,6 +10,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "Cache._register/constant/1",
     ),
     "an append of no positions is left open": ("Cache.append/never/1",),
+    "how many queries attend at a time is a free choice": ("<module>/constant/1",),
     "the look-up that follows raises the same KeyError": (
         "Cache.fork/drop-statement/1",
         "Cache.keep/drop-statement/1",
