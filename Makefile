@@ -16,7 +16,7 @@ SINGLE_THREADED := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 demo: $(VENV)/.demo
 	$(BIN)/trapline demo
 
-# The type checker uses one core for a minute or two, beside the suite.
+# The type checker uses one core for about a minute, beside the suite.
 test: lint
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
