@@ -7,7 +7,7 @@ JOBS ?= 3
 # pip compiles all modules on one core, which takes half of the demo's installation. Only those that
 # sandboxes import must be compiled before: sandboxes cannot write what they compile.
 SANDBOXED := numpy pytest _pytest pluggy iniconfig packaging pygments
-# Tests start hundreds of programs, each of which would compile the project's modules again.
+# Three processes collect the tests, and tests start graders: each would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 SINGLE_THREADED := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
