@@ -131,8 +131,7 @@ def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator
     "not none.",
     mutant=edit(MASK, MASK.replace("-np.inf", "-1e9")),
     also=[
-        edit(MASK, MASK.replace("-np.inf", number))
-        for number in ("-1e6", "-1e10", "-1e20", "-1e30", "np.finfo(q.dtype).min")
+        edit(MASK, MASK.replace("-np.inf", number)) for number in ("-1e30", "np.finfo(q.dtype).min")
     ],
     seen=WRITTEN,
 )
