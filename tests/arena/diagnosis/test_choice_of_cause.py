@@ -5,7 +5,7 @@ import pytest
 
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
 from trapline.arena.challenge import load
-from trapline.arena.judge.diagnosis import Diagnoser, Failure
+from trapline.arena.judge.diagnosis import MOST_CANDIDATES, Diagnoser, Failure
 from trapline.arena.process.transcript import Transcript
 from trapline.arena.runs.field import EXAMPLE_FIELD as FIELD
 
@@ -67,6 +67,7 @@ def test_narrow_bugs_beside_a_broad_one_are_named():
         "values-unchecked",
         "dtypes-unchecked",
         "rank-ignored",
+        "float16-sum",
     ]
 
 
@@ -138,6 +139,18 @@ def test_of_two_bugs_that_fit_alike_the_one_that_explains_the_others_trap_leads(
     diagnoser = Diagnoser(load("layer_norm_backward"), None, [])
     both = "length-one-accepted", "parameter-shapes-unchecked"
     assert [diagnoser._rivals_that_show(form, both) for form in both] == [1, 0]
+
+
+def test_forms_of_one_bug_take_no_other_bugs_place_among_the_candidates():
+    """Five forms of one mask left a bug of another kind without a comparison."""
+    challenge = load("flash_attention_forward")
+    several = [trap.id for trap in challenge.traps if len(trap.forms) > 1]
+    failures = [Failure(trap, "", Transcript()) for trap in several]
+    diagnoser = Diagnoser(challenge, None, failures)
+    best = diagnoser._best_by_fit()
+    traps = {diagnoser.forms[form] for form in best}
+    assert len(traps) == MOST_CANDIDATES < len(best)
+    assert sorted(best) == sorted(f for f, trap in diagnoser.forms.items() if trap in traps)
 
 
 @pytest.mark.parametrize(

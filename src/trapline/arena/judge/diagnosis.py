@@ -32,13 +32,13 @@ from trapline.arena.process.proxy import Submission
 from trapline.arena.process.transcript import Transcript
 from trapline.arena.record import CheckResult, CheckState, Finding
 
-#: So many candidates are compared by their answers, and on so many checks each.
+#: So many candidates are compared by their answers, with all their forms, and on so many checks.
 MOST_CANDIDATES = 16
 MOST_CHECKS = 12
 #: Checks beyond those of the dictionary on which a confirmed cause is compared.
 MOST_ECHOES = 40
 #: Further ones that are tried where none of the best fits.
-MOST_NARROW_CANDIDATES = 48
+MOST_NARROW_CANDIDATES = 96
 #: A pattern alone makes a cause likely only if it says something: the bug's mutant fails a small
 #: part of the checks, nearly all of them fail here, and no other bug fits as well.
 LEAST_PRECISION = 0.8
@@ -167,12 +167,13 @@ class Diagnoser:
 
     def _confirmed_cause(self) -> str | None:
         """The bug whose mutant gives the same wrong answers to the most failing checks."""
-        ordered = self._by_fit()
+        best = self._best_by_fit()
+        others = [form for form in self._by_fit() if form not in best]
         # What state does to other checks is a matter of chance, so its pattern never fits.
-        stateful = [f for f in ordered[MOST_CANDIDATES:] if self.traps[self.forms[f]].keeps_state]
+        stateful = [form for form in others if self.traps[self.forms[form]].keeps_state]
         # Of several bugs at once a narrow one fits little of the rest, but fails here entirely.
-        narrow = [f for f in ordered[MOST_CANDIDATES:] if self._precision(f) == 1.0]
-        batches = [*ordered[:MOST_CANDIDATES], *stateful], narrow[:MOST_NARROW_CANDIDATES]
+        narrow = [form for form in others if self._precision(form) == 1.0]
+        batches = [*best, *stateful], narrow[:MOST_NARROW_CANDIDATES]
         for batch in batches:
             candidates = [
                 form
@@ -203,7 +204,7 @@ class Diagnoser:
         """With two bugs at once: one whose wrong elements are all there, among others."""
         candidates = [
             form
-            for form in self._affordable(self._by_fit()[:MOST_CANDIDATES])
+            for form in self._affordable(self._best_by_fit())
             if self._precision(form) == 1.0
             and self._comparison(form, self.forms[form]).contains_mutant
             and self._adds(form, self.forms[form])
@@ -283,6 +284,12 @@ class Diagnoser:
             form for form, trap in self.forms.items() if trap in self.rest and trap not in named
         ]
         return sorted(candidates, key=lambda form: (-self._fit(form), -self._precision(form), form))
+
+    def _best_by_fit(self) -> list[str]:
+        """The forms of the bugs that fit best: the forms of one bug take no other's place."""
+        ordered = self._by_fit()
+        traps = list(dict.fromkeys(self.forms[form] for form in ordered))[:MOST_CANDIDATES]
+        return [form for form in ordered if self.forms[form] in traps]
 
     def _fails(self, form: str) -> frozenset[str]:
         own = self.forms[form]
