@@ -90,7 +90,7 @@ def test_readme_says_which_quick_rewards_leave_checks_out(packages):
     said = f"`quick` leaves out {len(left_out)} slow checks of `ternary_training`"
     for name in (ALL, "trapline_ternary_training"):
         assert said in (packages / name / "README.md").read_text()
-    assert "leaves out" not in (packages / "trapline_kv_cache" / "README.md").read_text()
+    assert "leaves out" not in (packages / "trapline_beam_search" / "README.md").read_text()
 
 
 def test_foreign_folder_is_refused(tmp_path):
