@@ -225,11 +225,17 @@ def border_column_lost(submission: Submission, rng: Rng) -> None:
     mutant=edits(
         (TILE, TILE.replace("start + TILE", "start + TILE + 1")),
     ),
+    also=[edit(_TILES, _TILES.replace("TILE", "TILE - 1"))],
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def border_column_twice(submission: Submission, rng: Rng) -> None:
+    """The first column of a part, then the last one of the first part, whatever power of two from
+    256 its length is: no other border of such parts that overlap by one lies at one of these."""
     first, second = rng.permutation(32)[:2]
     ask(submission, sparse({first: 1.0, second: 0.0, LATE // 2: 2.0}, LATE), 2)
+    ends = {(1 << bits) - 1: 0.0 for bits in range(8, 16)}
+    ask(submission, sparse({first: 2.0, second: 1.0} | ends, 2 * LATE), 2)
 
 
 @trap(
