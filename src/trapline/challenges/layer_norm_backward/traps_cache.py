@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     Rng,
@@ -19,7 +19,15 @@ from trapline.challenges.layer_norm_backward.situations import (
     ordinary_float32,
     plain,
 )
-from trapline.challenges.layer_norm_backward.solution_lines import CACHE, STEP, UNPACK, Y
+from trapline.challenges.layer_norm_backward.solution_lines import (
+    CACHE,
+    CENTRED,
+    STEP,
+    UNPACK,
+    VAR,
+    X_HAT,
+    Y,
+)
 
 
 @trap(
@@ -166,11 +174,28 @@ def variance_cached_in_float32(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, (2, 3, 8), np.float32, spread=1e25), "dx", "dgamma")
 
 
+def _x_itself(gamma: str) -> Mutant:
+    """The cache holds the caller's x, and backward computes the statistics anew."""
+    return edits(
+        (CACHE, f"(x, eps, {gamma})"),
+        (
+            UNPACK,
+            "x, eps, gamma = cache\n"
+            "    wide = x.astype(np.float64)\n"
+            f"    {CENTRED}\n"
+            f"    {VAR}\n"
+            "    rstd = 1.0 / np.sqrt(var + eps)\n"
+            f"    {X_HAT}\n",
+        ),
+    )
+
+
 @trap(
     catches="the cache holds the caller's own array instead of a copy",
     severity="major",
     story="An optimiser that updates gamma in place between the passes changes the gradients.",
     mutant=edit("rstd.astype(x.dtype), gamma.copy())", "rstd.astype(x.dtype), gamma)"),
+    also=[_x_itself("gamma.copy()"), _x_itself("gamma")],
     seen="an answer of another author",
 )
 def cache_aliases_an_input(submission: Submission, rng: Rng) -> None:
