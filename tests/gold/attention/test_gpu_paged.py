@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from trapline.gold import paged_append, paged_attention  # noqa: E402
 from trapline.gold.attention.paged import PagedProblem  # noqa: E402
 from trapline.gold.attention.paged.hopper import decode  # noqa: E402
+from trapline.gold.call_plans import forget_plans  # noqa: E402
 
 pytestmark = pytest.mark.needs_gpu
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
@@ -21,8 +22,12 @@ LENGTHS = [1000, 0, 77, 640, 1, 2500]
 
 @pytest.fixture(autouse=True)
 def _few_rows_too(monkeypatch):
-    """Hopper's decoding leaves few rows to the other kernel; here it takes all that it can."""
+    """Hopper's decoding leaves few rows to the other kernel; here it takes all that it can.
+
+    A call that was seen before would repeat the kernel that was chosen then.
+    """
     monkeypatch.setattr(decode, "MOST_PARTS", 1000)
+    forget_plans()
 
 
 def cache(kind, dtype, G, D, P, lengths, seed=0, tight=False):
@@ -99,6 +104,7 @@ def test_decoding(kind, D, P, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_sequences_use_the_plain_kernel(kind, monkeypatch):
     monkeypatch.undo()
+    forget_plans()
     stored = cache(kind, torch.bfloat16, 2, 128, 16, LENGTHS)
     q = queries(6, 8, 128, torch.bfloat16)
     options = None, 1, None, None, None, 0, 0.0, 0.1, 0, None
@@ -285,6 +291,7 @@ def test_cuda_graph_reads_its_inputs_at_replay(first_in_graph, monkeypatch):
     torch.cuda.current_stream().wait_stream(side)
     if first_in_graph:
         monkeypatch.setattr(completion_counters, "_made", {})
+        forget_plans()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         paged_attention(q, *pages, table, lengths, **named, out=out)
