@@ -145,6 +145,27 @@ def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
+    catches="-inf is replaced by a large negative number: impossible continuations live and end",
+    severity="major",
+    story="A finite stand-in for -inf keeps sums finite, and with them what cannot happen.",
+    mutant=edit("    return log_probs\n", "    return np.maximum(log_probs, -1e9)\n"),
+    also=[
+        edit(
+            "        totals = self.sums[:, None] + log_probs\n",
+            "        totals = np.maximum(self.sums[:, None] + log_probs, -1e9)\n",
+        )
+    ],
+    control=ordinary_search,
+)
+def impossible_made_finite(submission: Submission, rng: np.random.Generator) -> None:
+    """Three tokens, of which all are candidates: no tie between impossible ones is cut."""
+    E, A, _ = (int(t) for t in rng.permutation(3))
+    settings: dict[str, Any] = {"beam_width": 3, "max_new_tokens": 1, "eos_id": E, "strict": True}
+    asked = lm.run_tables(submission, 3, {prompt_of(rng): {(): {A: -1.0}}}, **settings)
+    expect.equal(asked.hypotheses, [[([A], -1.0)]], "the only possible hypothesis")
+
+
+@trap(
     catches="a beam width above the number of continuations fails",
     severity="major",
     story="The first step has one beam and V tokens; a library's top-k refuses W > V.",
