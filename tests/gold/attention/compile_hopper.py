@@ -39,21 +39,22 @@ def forward_compiled(dtype: str, D: int, causal: bool, T: int) -> Iterator[tuple
 
 def backward_compiled(dtype: str, D: int, causal: bool) -> Iterator[tuple[str, Any]]:
     """Every kernel that serves this configuration."""
-    config = backward.CONFIGS[D]
-    tall, long = described(ROWS, D, dtype), described(config.dq_keys, D, dtype)
+    tall = described(ROWS, D, dtype)
     numbers = dict.fromkeys(("scale", "mantissa", "power"), "fp32")
-    types = dict.fromkeys(("q", "k", "v", "dout", "dk", "dv", "dq"), tall) | numbers
-    lines = {"rows": plain(1, 2 * QUERIES), "sums": plain(QUERIES * D // LINE // 2, LINE)}
-    for share in (True, False):
-        fixed = backward.dkdv_constants(config, causal, share)
-        name = "dk, dv and shares of dq" if share else "dk, dv"
-        yield name, compiled(backward.dkdv_kernel, types | lines | {"sums_start": "*fp32"}, fixed)
-    walked = types | {"k": long, "v": long, "rows": "*fp32"}
-    yield "dq", compiled(backward.dq_kernel, walked, backward.dq_constants(config, causal))
+    types = dict.fromkeys(("q", "k", "v", "dout", "dk", "dv"), tall) | numbers
+    types |= {"rows": plain(1, 2 * QUERIES), "sums": plain(QUERIES * D // LINE // 2, LINE)}
+    types |= {"sums_start": "*fp32", "turns": "*i32"}
+    for ordered in (True, False):
+        fixed = backward.constants(backward.CONFIGS[D], causal, ordered)
+        yield (
+            f"dq in {'order' if ordered else 'shares'}",
+            compiled(backward.dkdv_kernel, types, fixed),
+        )
     pointers = dict.fromkeys(("dout", "out", "dq"), f"*{dtype}")
     pointers |= dict.fromkeys(("lse", "dlse", "rows", "sums"), "*fp32") | numbers
+    pointers |= {"turns": "*i32"}
     fixed = {"D": D, "BLOCK": QUERIES}
-    yield "rows", compiled(backward.prepare_kernel, pointers, {**fixed, "SHARE": True})
+    yield "rows", compiled(backward.prepare_kernel, pointers, {**fixed, "ORDERED": True})
     yield "order", compiled(backward.finish_kernel, pointers, fixed)
 
 
@@ -85,8 +86,8 @@ def looked_at(folder: Path, made: Any) -> dict[str, object]:
     code = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
     return {
         "shared": made.metadata.shared,
-        "starts_the_next": "griddepcontrol.launch_dependents" in made.asm["ptx"],
-        "waits_for_the_last": "griddepcontrol.wait" in made.asm["ptx"],
+        "waits_for_its_turn": "ld.acquire.gpu" in made.asm["ptx"],
+        "lets_the_next": "red.release.gpu" in made.asm["ptx"],
         "spilled": [int(bytes_) for bytes_ in re.findall(r"(\d+) bytes spill", said)],
         "serialised": "serialized" in said or "wgmma" in said,
         "products": "HGMMA" in code,

@@ -20,17 +20,24 @@ def main(folder: Path) -> None:
     lse[0, 1, 3] = -torch.inf
     tiles = H * -(-T // BLOCK)
     rows, sums = torch.full((tiles, 2, BLOCK), 7.0), torch.full((tiles, BLOCK * D), 7.0)
-    prepare_kernel[(tiles,)](
-        *(dout, out, lse, dlse, rows, sums, MANTISSA, T, H, *dout.stride()[:3], *out.stride()[:3]),
-        D=D,
-        BLOCK=BLOCK,
-        SHARE=True,
-    )
+    turns = torch.full((tiles,), 7, dtype=torch.int32)
+    for ordered in (False, True):
+        prepare_kernel[(tiles,)](
+            *(dout, out, lse, dlse, rows, sums, turns, MANTISSA, T, H),
+            *(*dout.stride()[:3], *out.stride()[:3]),
+            D=D,
+            BLOCK=BLOCK,
+            ORDERED=ordered,
+        )
     given = torch.randn(tiles, BLOCK, D, generator=numbers)
-    dq = torch.full((1, H, T, D), 7.0)
-    finish_kernel[(tiles,)](in_registers(given), dq, T, 2.0, D=D, BLOCK=BLOCK)
+    dq, late = torch.full((2, 1, H, T, D), 7.0)
+    finish_kernel[(tiles,)](in_registers(given), dq, T, 0, 2.0, D=D, BLOCK=BLOCK)
+    # Nothing is written to the sums of a tile whose queries see nothing.
+    given[::2] = torch.nan
+    finish_kernel[(tiles,)](in_registers(given), late, T, BLOCK + 9, 2.0, D=D, BLOCK=BLOCK)
+    given[::2] = 0.0
     kept = {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "rows": rows, "sums": sums}
-    np.savez(folder / "rows.npz", **kept, given=given, dq=dq)
+    np.savez(folder / "rows.npz", **kept, turns=turns, given=given, dq=dq, late=late)
 
 
 def in_registers(tiles: torch.Tensor) -> torch.Tensor:

@@ -180,14 +180,55 @@ def test_gradients_are_as_accurate_as_cudnn(drawn, relative, D, causal):
     assert (torch.stack(draws).log().mean(0).exp() <= 1.05).all()
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("D", hopper.WIDTHS)
-def test_deterministic_gradients_are_bitwise_repeatable(drawn, D):
+def test_deterministic_gradients_are_bitwise_repeatable(drawn, D, causal):
     q, k, v, dout = drawn(2, 16, 4, 2048, 2048, D, torch.bfloat16, seed=2)
-    problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), True
+    problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), causal
     first = gradients(*problem)
     for _ in range(20):
         for one, again in zip(first, gradients(*problem), strict=True):
             assert torch.equal(one, again)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("D", hopper.WIDTHS)
+def test_calls_on_several_streams_wait_for_none_but_their_own(drawn, D, causal):
+    """Each has more programs than fit the GPU, and programs that wait for others."""
+    problems = []
+    for seed in range(4):
+        q, k, v, dout = drawn(1, 16, 16, 4096, 4096, D, torch.bfloat16, seed=seed)
+        problem = dense_problem(q, k, v, causal, scale=D**-0.5)
+        problems.append(
+            (problem, *forward(problem), dout, torch.zeros(q.shape[:-1], device="cuda"))
+        )
+    wanted = [hopper_backward(*one) for one in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
+    busy = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    for _ in range(5):
+        busy @ busy
+        found = []
+        for stream, one in zip(streams, problems, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(hopper_backward(*one))
+        torch.cuda.synchronize()
+        for some, others in zip(found, wanted, strict=True):
+            assert all(map(torch.equal, some, others))
+
+
+@pytest.mark.parametrize("D", hopper.WIDTHS)
+def test_sums_need_no_cleared_memory(drawn, D):
+    """Of more queries than keys the first see nothing: their dq is 0, whatever was there."""
+    q, k, v, dout = drawn(2, 4, 2, 700, 130, D, torch.bfloat16)
+    problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), True
+    wanted = gradients(*problem)
+    for filled in (torch.nan, torch.inf, 1.0):
+        kept = [torch.full((1 << size,), filled, device="cuda") for size in (16, 20, 21, 22)]
+        del kept
+        found = gradients(*problem)
+        assert all(map(torch.equal, found, wanted))
+        assert not found[0][:, :, :570].any()
 
 
 def test_dout_may_have_any_strides(drawn, relative):
@@ -220,29 +261,21 @@ def test_backward_is_the_default_where_it_is_faster(drawn):
         assert fastest(problem._replace(window=5), backward_tiers()) == "triton"
 
 
-@pytest.mark.parametrize("D", [64, 128])
-def test_the_next_kernel_sees_all_gradients(drawn, D):
-    """The kernel for dq starts before the one for dk and dv ends, and must not end before it."""
-    q, k, v, dout = drawn(1, 8, 8, 4096, 4096, D, torch.bfloat16)
-    dlse = torch.zeros(q.shape[:-1], device="cuda")
-    wanted = gradients(q, k, v, dout, dlse, True, True)
-    torch.cuda.synchronize()
-    for _ in range(20):
-        copies = [x.clone() for x in gradients(q, k, v, dout, dlse, True, True)]
-        assert all(map(torch.equal, copies, wanted))
-
-
-def test_backward_in_a_cuda_graph(drawn):
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_backward_in_a_cuda_graph(drawn, deterministic):
     q, k, v, dout = drawn(1, 4, 4, 512, 512, 128, torch.bfloat16)
     dlse = torch.zeros(q.shape[:-1], device="cuda")
     out, lse = flash_attention_lse(q, k, v, causal=True)
-    problem = dense_problem(q, k, v, True, scale=0.1, deterministic=False)
+    problem = dense_problem(q, k, v, True, scale=0.1, deterministic=deterministic)
     saved = problem, out, lse, dout, dlse
-    _, dk, dv = hopper_backward(*saved)
+    wanted = hopper_backward(*saved)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        _, dk_again, dv_again = hopper_backward(*saved)
-    graph.replay()
-    # dk and dv have one owner each; only dq's sums come in any order.
-    assert torch.equal(dk, dk_again)
-    assert torch.equal(dv, dv_again)
+        found = hopper_backward(*saved)
+    for _ in range(3):
+        for x in found:
+            x.fill_(torch.nan)
+        graph.replay()
+        # dk and dv have one owner each; dq's sums come in any order unless one is asked for.
+        assert all(map(torch.equal, found[1:], wanted[1:]))
+        assert torch.equal(found[0], wanted[0]) or not deterministic

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold.attention.dense import dense_problem  # noqa: E402
-from trapline.gold.attention.dense.hopper import backward, forward  # noqa: E402
+from trapline.gold.attention.dense.hopper import backward, backward_dkdv, forward  # noqa: E402
 from trapline.gold.attention.dense.hopper import tiles as hopper  # noqa: E402
 from trapline.gold.attention.dense.registry import (  # noqa: E402
     backward_tiers,
@@ -30,9 +30,7 @@ FORWARD = [
 ]
 QUICK = [("bf16", 128, True, 4096)]
 BACKWARD = list(itertools.product(("bf16", "fp16"), sorted(backward.CONFIGS), (True, False)))
-#: Of 64 by 64 weights a thread has 32; of 64 by 128 it has 64.
-WEIGHTS = {"dk, dv and shares of dq": 32, "dk, dv": 32, "dq": 64}
-NAMES = [*WEIGHTS, "rows", "order"]
+NAMES = ["dq in order", "dq in shares", "rows", "order"]
 
 
 @pytest.mark.parametrize("wanted", [pytest.param(FORWARD, marks=pytest.mark.full, id="all"), QUICK])
@@ -62,18 +60,18 @@ def test_backward_compiles_and_its_products_overlap(compiled, wanted):
         assert not entry["serialised"], entry
         # Addresses that stay the same may wait in local memory; a tile of anything would be more.
         assert sum(entry["spilled"]) <= 256, entry
-        shares, D = entry["name"] == NAMES[0], entry["wanted"][1]
+        assert entry["shared"] <= 227 * 1024, entry
+        (_, D, _), name = entry["wanted"], entry["name"]
+        ordered, free = (name == one for one in NAMES[:2])
         copy = backward.CONFIGS[D].copy
-        assert entry["copied"] == (shares and copy), entry
-        assert entry["reduced_by_fours"] == (shares and not copy), entry
-        assert entry["products"] == (entry["name"] in WEIGHTS), entry
-        # dq runs beside the end of dk and dv, and does not end before it.
-        assert entry["starts_the_next"] == (entry["name"] == "dk, dv"), entry
-        assert entry["waits_for_the_last"] == (entry["name"] == "dq"), entry
-        # Each consumer has a place where a whole tile's exponentials run beside a product.
-        weights = WEIGHTS.get(entry["name"])
-        beside = [count for count in entry["exponentials_while_waiting"] if count >= (weights or 1)]
-        assert len(beside) >= 2 if weights else not beside, entry
+        assert entry["copied"] == (ordered or (free and copy)), entry
+        assert entry["reduced_by_fours"] == (free and not copy), entry
+        assert entry["products"] == (ordered or free), entry
+        assert entry["waits_for_its_turn"] == entry["lets_the_next"] == ordered, entry
+        # Each consumer has a place where a whole tile's exponentials run beside a product: of 64 by
+        # 64 weights a thread has 32.
+        beside = [count for count in entry["exponentials_while_waiting"] if count >= 32]
+        assert len(beside) >= 2 if ordered or free else not beside, entry
 
 
 def test_prepare_and_finish_kernels(tmp_path, run_script):
@@ -91,8 +89,11 @@ def test_prepare_and_finish_kernels(tmp_path, run_script):
     np.testing.assert_allclose(rows[:, 1, :T], delta[0], rtol=1e-5, atol=1e-5)
     assert not rows[:, 1, T:].any()
     assert not found["sums"].any()
+    assert not found["turns"].any()
     given = found["given"].reshape(H, -1, found["dq"].shape[-1])[:, :T]
-    np.testing.assert_array_equal(found["dq"][0], 2 * given)
+    np.testing.assert_array_equal(found["late"][0], 2 * given)
+    np.testing.assert_array_equal(found["dq"][0, :, block:], 2 * given[:, block:])
+    assert found["dq"][0, :, :block].any()
 
 
 def test_few_queries_of_narrow_heads_use_the_plain_kernel():
@@ -232,8 +233,61 @@ def test_few_queries_use_the_plain_kernels_backward():
     assert tier(asked(T=64)) == "triton"
 
 
-def test_causal_tiles_of_concurrent_groups_are_assigned_together():
-    q = torch.zeros(1)  # four processors stand in for a GPU's
-    assert backward.bunch(q, 2, causal=True) == 2
-    assert backward.bunch(q, 5, causal=True) == 1
-    assert backward.bunch(q, 1, causal=False) == 1
+def test_tiles_of_concurrent_groups_are_assigned_together():
+    for ordered in (True, False):
+        assert backward.bunch(4, 2, 9, causal=True, ordered=ordered) == 2
+        assert backward.bunch(4, 5, 9, causal=True, ordered=ordered) == 1
+    assert backward.bunch(132, 128, 64, causal=False, ordered=False) == 1
+    assert backward.bunch(132, 128, 64, causal=False, ordered=True) == 16
+    assert backward.bunch(132, 128, 3, causal=False, ordered=True) == 3
+    assert backward.bunch(132, 4, 64, causal=False, ordered=True) == 33
+
+
+def shares_by_turn(sizes, causal):
+    """The programs that add to each query tile, in order, by the kernel's own functions."""
+    T, S, H, R, groups, _ = sizes
+    found = {}
+    for number in range(groups * -(-S // 128)):
+        known = {"gl": Program(number, 1), "ROWS": 64, "QUERIES": 64}
+        known["assigned"] = FunctionType(hopper.assigned.fn.__code__, known)
+        key_tile, turn = (
+            FunctionType(function.fn.__code__, known)
+            for function in (backward_dkdv.key_tile, backward_dkdv.turn)
+        )
+        b, g, tile, (tiles, begin, way, count) = key_tile(sizes, causal, True)
+        assert tiles == -(-T // 64)
+        for i in range(count * R):
+            j = begin + way * (i % count)
+            row = (b * H + g * R + i // count) * tiles + j
+            found.setdefault(row, []).append((turn(tile, j, way, sizes, causal), number, tile))
+    return {row: sorted(shares) for row, shares in found.items()}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("T", "S", "B", "H", "R"),
+    [
+        (1024, 1024, 2, 16, 1),
+        (1024, 1024, 1, 15, 1),
+        (640, 640, 1, 12, 4),
+        (130, 700, 1, 7, 1),
+        (700, 130, 1, 6, 2),
+        (1, 1, 1, 2, 1),
+        (65, 300, 3, 2, 2),
+    ],
+)
+@pytest.mark.parametrize("running", [132, 20, 1])
+def test_shares_of_dq_wait_only_for_earlier_programs(T, S, B, H, R, running, causal):
+    """Then the program with the lowest number that is not done never waits, whatever else runs."""
+    groups, tiles = B * H // R, -(-S // 128)
+    bunch = backward.bunch(running, tiles, groups, causal, ordered=True)
+    found = shares_by_turn((T, S, H, R, groups, bunch), causal)
+    for row, shares in found.items():
+        first = 64 * (row % -(-T // 64))
+        last = min(S, first + 64 + S - T) - 1 if causal else S - 1
+        turns, numbers, keys = zip(*shares, strict=True)
+        assert list(turns) == list(range(last // 128 + 1))
+        assert sorted(keys) == list(turns)
+        assert list(numbers) == sorted(set(numbers))
+    blind = max(0, T - S) // 64 if causal else 0
+    assert len(found) == B * H * (-(-T // 64) - blind)

@@ -1,18 +1,21 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""dk and dv for Hopper GPUs, in Gluon, and optionally shares of dq: five products per tile.
+"""dk, dv and shares of dq for Hopper GPUs, in Gluon: five products per tile.
 
 A block of threads owns 128 keys and their values: two warpgroups, 64 keys each, and a warp that
 loads (tensor memory accelerator, a ring of query tiles with their dout, lse and δ). Scores and
 their gradients are formed transposed, keys by queries, so that weights and slopes feed
 dv += Pᵀ dout and dk += dSᵀ q straight from registers. A step starts both products with the tile
-(S = K qᵀ, dP = V doutᵀ), computes exponentials while dP runs and slopes while dv runs.
+(S = K qᵀ, dP = V doutᵀ), computes exponentials while dP runs and slopes while dv runs. Slopes go
+through shared memory once, for dq = dS k: each warpgroup computes half of the columns from the
+slopes of both.
 
-With `SHARE`, slopes go through shared memory once, for dq = dS k: each warpgroup computes half of
-the columns from the slopes of both. Many blocks see a query, so shares of dq are added in float32
-in device memory while the next products run, by the copy engine (`COPY`) or by the threads, in the
-order of the accumulators' registers, so that every access is whole (`backward.finish_kernel`
-restores the order). The order of additions changes from run to run. Without `SHARE` the warpgroups
-never wait for each other, and every sum has one owner.
+Many blocks see a query, so shares of dq are added in float32 in device memory while the next
+products run, in the order of the accumulators' registers, so that every access is whole
+(`backward.finish_kernel` restores the order). Without `ORDERED` the copy engine (`COPY`) or the
+threads add them as they come, and the last bits change from run to run. With `ORDERED` two more
+warps add them, each share after those that `turn` puts before it: the same bits in every run.
+A block waits only for blocks with lower numbers, which have started before it, so that the lowest
+unfinished one never waits.
 """
 
 from triton.experimental import gluon
@@ -24,7 +27,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from trapline.gold.attention.dense.hopper.tiles import ROWS, assigned, exp2
 from trapline.gold.device import LOG2_E, launched
@@ -37,45 +39,68 @@ LINE = gl.constexpr(256)
 
 
 @gluon.jit
-def key_tile(sizes, CAUSAL: gl.constexpr):
-    """Batch, group, first key, the first query tile that sees it, query tiles in all."""
+def key_tile(sizes, CAUSAL: gl.constexpr, ORDERED: gl.constexpr):
+    """Batch, group, tile of keys, and its walk: query tiles in all, first one, direction, number.
+
+    Tiles of keys are numbered from the most queries to the least. In order, every other bunch of
+    groups begins with the least: its programs start together, walk up from the diagonal and end one
+    after the other, as those of the next bunch start, which walk down and end together.
+    """
     T, S, H, R, groups, bunch = sizes
-    group, tile = assigned(gl.cdiv(S, 2 * ROWS), groups, bunch)
-    left = tile * (2 * ROWS)
+    keys = gl.cdiv(S, 2 * ROWS)
+    group, tile = assigned(keys, groups, bunch)
+    tiles = gl.cdiv(T, QUERIES)
     first = 0
+    begin = 0
+    way = 1
     if CAUSAL:
-        first = gl.maximum(left - S + T, 0) // QUERIES
+        if ORDERED:
+            upwards = (gl.cdiv(groups, bunch) - group // bunch) % 2 == 0
+            tile = gl.where(upwards, keys - 1 - tile, tile)
+            way = gl.where(upwards, 1, -1)
+        first = gl.maximum(tile * (2 * ROWS) - S + T, 0) // QUERIES
+        begin = gl.where(way == 1, first, tiles - 1)
     G = H // R
-    return group // G, group % G, left, first, gl.cdiv(T, QUERIES)
+    return group // G, group % G, tile, (tiles, begin, way, tiles - first)
+
+
+@gluon.jit
+def turn(tile, j, way, sizes, CAUSAL: gl.constexpr):
+    """How many shares of query tile j are added before that of this tile of keys."""
+    T, S, _H, _R, _groups, _bunch = sizes
+    before = tile
+    if CAUSAL:
+        last = ((j + 1) * QUERIES - 1 + S - T) // (2 * ROWS)
+        last = gl.minimum(last, gl.cdiv(S, 2 * ROWS) - 1)
+        before = gl.where(way == 1, last - tile, tile)
+    return before
 
 
 @gluon.jit
 def produce(
     descriptors, buffers, gates, sizes,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     """Load keys and values once, then the query tiles of each head of the group in turn."""
     q, k, v, dout, rows = descriptors
     queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
-    kv_full, q_full, dout_full, empty, shared = gates
+    kv_full, q_full, dout_full, shared, _share_full, _share_empty = gates
     H = sizes[2]
     R = sizes[3]
-    b, g, left, first, tiles = key_tile(sizes, CAUSAL)
+    b, g, tile, walk = key_tile(sizes, CAUSAL, ORDERED)
+    tiles, begin, way, count = walk
     mbarrier.expect(kv_full, 2 * (k.block_type.nbytes + v.block_type.nbytes))
     for half in gl.static_range(2):
-        top = left + half * ROWS
+        top = (2 * tile + half) * ROWS
         tma_load(k, [b, g, top, 0], kv_full, keys.index(half))
         tma_load(v, [b, g, top, 0], kv_full, values.index(half))
     h = g * R
-    j = first
-    for i in range((tiles - first) * R):
+    j = begin
+    for i in range(count * R):
         slot = i % STAGES
-        if SHARE:
-            # Sharing the slopes of a tile implies that the tile before is finished.
-            after = i - STAGES + 1
-            mbarrier.wait(shared.index(after & 1), after >> 1 & 1, pred=after > 0)
-        else:
-            mbarrier.wait(empty.index(slot), (i // STAGES & 1) ^ 1)
+        # Sharing the slopes of a tile implies that the tile before is finished.
+        after = i - STAGES + 1
+        mbarrier.wait(shared.index(after & 1), after >> 1 & 1, pred=after > 0)
         full = q_full.index(slot)
         mbarrier.expect(full, q.block_type.nbytes)
         tma_load(q, [b, h, j * QUERIES, 0], full, queries.index(slot))
@@ -84,10 +109,64 @@ def produce(
         tma_load(dout, [b, h, j * QUERIES, 0], full, upstreams.index(slot))
         row = (b * H + h) * tiles + j
         tma_load(rows, [row, 0], full, row_pairs.index(slot))
-        j += 1
-        if j == tiles:
-            j = first
+        j += way
+        if j == begin + way * count:
+            j = begin
             h += 1
+
+
+@gluon.jit
+def wait_until(place, number):
+    """Wait until the counter at `place` is `number`, for copies of the copy engine too."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred more; .reg .u32 found; AGAIN: ld.acquire.gpu.global.u32 found, [$1]; "
+        "setp.ne.u32 more, found, $2; @more bra AGAIN; fence.proxy.async; mov.u32 $0, found; }",
+        "=r,l,r", [place, number], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def count_up(place):
+    """Add one to the counter once all copies of this warp have arrived in device memory."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred first; .reg .u32 lane; cp.async.bulk.wait_group 0; fence.proxy.async; "
+        "bar.warp.sync 0xffffffff; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
+        "@first red.release.gpu.global.add.u32 [$1], 1; mov.u32 $0, lane; }",
+        "=r,l", [place], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_in_order(
+    summed, buffers, gates, sizes, ME: gl.constexpr, CAUSAL: gl.constexpr, D: gl.constexpr
+):
+    """Add every other share of dq to the sums, each in its turn; the first is stored."""
+    sums, _start, turns = summed
+    shares = buffers[6]
+    full = gates[4].index(ME)
+    empty = gates[5].index(ME)
+    LINES: gl.constexpr = QUERIES * D // LINE
+    H = sizes[2]
+    R = sizes[3]
+    ORDERED: gl.constexpr = True
+    b, g, tile, walk = key_tile(sizes, CAUSAL, ORDERED)
+    tiles, begin, way, count = walk
+    for i in range(ME, count * R, 2):
+        j = begin + way * (i % count)
+        row = (b * H + g * R + i // count) * tiles + j
+        before = turn(tile, j, way, sizes, CAUSAL)
+        mbarrier.wait(full, i // 2 & 1)
+        wait_until(turns + row, before)
+        line = row * LINES
+        if before == 0:
+            tma_store(sums, [line, 0], shares.index(2 * ME))
+            tma_store(sums, [line + LINES // 2, 0], shares.index(2 * ME + 1))
+        else:
+            tma_add(sums, [line, 0], shares.index(2 * ME))
+            tma_add(sums, [line + LINES // 2, 0], shares.index(2 * ME + 1))
+        tma.store_wait(0)
+        mbarrier.arrive(empty)
+        count_up(turns + row)
 
 
 @gluon.jit
@@ -131,7 +210,7 @@ def shared_slopes(i, ds, buffers, gates, ME: gl.constexpr, COPY: gl.constexpr):
     with those of tile i − 2, because the other one shared tile i − 1 after that.
     """
     _queries, _upstreams, _row_pairs, keys, _values, slopes, _shares = buffers
-    shared = gates[4].index(i & 1)
+    shared = gates[3].index(i & 1)
     D: gl.constexpr = keys.shape[4]
     C: gl.constexpr = D // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
@@ -152,29 +231,42 @@ def shared_slopes(i, ds, buffers, gates, ME: gl.constexpr, COPY: gl.constexpr):
 
 
 @gluon.jit
-def added(dq, line, sums, buffers, ME: gl.constexpr, COPY: gl.constexpr):
+def added(dq, line, summed, buffers, ME: gl.constexpr, COPY: gl.constexpr):
     """Add this warpgroup's half of dq to the sums from `line` on."""
+    sums, start, _turns = summed
     ordered = in_register_order(dq)
     if COPY:
         share = buffers[6].index(ME)
         share.store(ordered.reshape(share.shape))
         fence_async_shared()
         barrier()
-        tma_add(sums[0], [line, 0], share)
+        tma_add(sums, [line, 0], share)
     else:
         places = gl.arange(0, ordered.shape[0], ordered.type.layout)
-        gl.atomic_add(sums[1] + line.to(gl.int64) * LINE + places, ordered, sem="relaxed")
+        gl.atomic_add(start + line.to(gl.int64) * LINE + places, ordered, sem="relaxed")
+
+
+@gluon.jit
+def handed_over(i, dq, buffers, gates, ME: gl.constexpr):
+    """Give this warpgroup's half of dq to one of the two warps that add in order."""
+    slot = i & 1
+    ordered = in_register_order(dq)
+    mbarrier.wait(gates[5].index(slot), (i >> 1 & 1) ^ 1)
+    share = buffers[6].index(2 * slot + ME)
+    share.store(ordered.reshape(share.shape))
+    fence_async_shared()
+    mbarrier.arrive(gates[4].index(slot))
 
 
 @gluon.jit
 def step(
-    i, dk, dv, line, top, keys_left, scale, mantissa, sums, buffers, gates,
-    ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
+    i, dk, dv, line, top, keys_left, scale, mantissa, summed, buffers, gates,
+    ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr,
     COPY: gl.constexpr,
 ):  # fmt: skip
     """Add the part of query tile i to dk and dv, and this warpgroup's half of dq to the sums."""
     queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
-    _kv_full, q_full, dout_full, empty, _shared = gates
+    _kv_full, q_full, dout_full, _shared, _share_full, _share_empty = gates
     D: gl.constexpr = keys.shape[4]
     dtype: gl.constexpr = keys.dtype
     by_query: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
@@ -202,56 +294,57 @@ def step(
     dp = warpgroup_mma_wait(1, deps=[dp])
     delta = pairs.index(2 * slot + 1).load(columns)
     ds = (p * (dp * mantissa - gl.expand_dims(delta, 0))).to(dtype)
-    if SHARE:
-        dq = shared_slopes(i, ds, buffers, gates, ME, COPY)
-    else:
-        mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), pred=i > 0)
+    dq = shared_slopes(i, ds, buffers, gates, ME, COPY)
     slopes = gl.convert_layout(ds, in_registers, assert_trivial=True)
     dk = warpgroup_mma(slopes, q, dk, is_async=True)
-    if SHARE:
-        added(warpgroup_mma_wait(1, deps=[dq]), line, sums, buffers, ME, COPY)
+    dq = warpgroup_mma_wait(1, deps=[dq])
+    if ORDERED:
+        handed_over(i, dq, buffers, gates, ME)
+    else:
+        added(dq, line, summed, buffers, ME, COPY)
     return warpgroup_mma_wait(0, deps=[dk, dv])
 
 
 @gluon.jit
 def consume(
-    results, sums, buffers, gates, sizes, scales,
-    ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
+    given,
+    ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr,
     COPY: gl.constexpr,
 ):  # fmt: skip
     """Walk through the query tiles and write dk and dv of the 64 keys of consumer `ME`."""
+    results, summed, buffers, gates, sizes, scales = given
     dk_out, dv_out = results
     _queries, _upstreams, _row_pairs, keys, values, _slopes, _shares = buffers
-    shared = gates[4]
+    shared = gates[3]
     T, S, H, R, _groups, _bunch = sizes
     scale, mantissa, power = scales
     D: gl.constexpr = keys.shape[4]
     LINES: gl.constexpr = QUERIES * D // LINE
     by_width: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    b, g, left, first, tiles = key_tile(sizes, CAUSAL)
-    left += ME * ROWS
-    count = (tiles - first) * R
-    line = ((b * H + g * R) * tiles + first) * LINES + ME * (LINES // 2)
+    b, g, tile, walk = key_tile(sizes, CAUSAL, ORDERED)
+    tiles, begin, way, count = walk
+    left = (2 * tile + ME) * ROWS
+    line = ((b * H + g * R) * tiles + begin) * LINES + ME * (LINES // 2)
     dk = gl.zeros([ROWS, D], gl.float32, by_width)
     dv = gl.zeros([ROWS, D], gl.float32, by_width)
     barrier()
     mbarrier.wait(gates[0], 0)
-    gl.assume(count > 0)  # the last query sees every key
-    j = first
-    for i in range(count):
+    steps = count * R
+    gl.assume(steps > 0)  # the last query sees every key
+    j = begin
+    for i in range(steps):
         dk, dv = step(
             i, dk, dv, line, j * QUERIES + S - T - left, S - left, scale * LOG2_E, mantissa,
-            sums, buffers, gates, ME, STAGES, CAUSAL, SHARE, COPY,
+            summed, buffers, gates, ME, STAGES, CAUSAL, ORDERED, COPY,
         )  # fmt: skip
-        j += 1
+        j += way
         line += LINES
-        if j == tiles:
-            j = first
-            line += first * LINES
-    if SHARE:
-        # The other warpgroup may still be reading this one's keys.
-        mbarrier.arrive(shared.index(count & 1))
-        mbarrier.wait(shared.index(count & 1), count >> 1 & 1)
+        if j == begin + way * count:
+            j = begin
+            line += (tiles - count) * LINES
+    # The other warpgroup may still be reading this one's keys.
+    mbarrier.arrive(shared.index(steps & 1))
+    mbarrier.wait(shared.index(steps & 1), steps >> 1 & 1)
     keys.index(ME).reshape([ROWS, D]).store((dk * power).to(keys.dtype))
     values.index(ME).reshape([ROWS, D]).store(dv.to(keys.dtype))
     fence_async_shared()
@@ -264,58 +357,63 @@ def consume(
 @launched
 @gluon.jit(do_not_specialize=["T", "S", "H", "R", "groups", "bunch"])
 def dkdv_kernel(
-    q, k, v, dout, rows, dk, dv, sums, sums_start, T, S, H, R, groups, bunch,
+    q, k, v, dout, rows, dk, dv, sums, sums_start, turns, T, S, H, R, groups, bunch,
     scale, mantissa, power,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr, COPY: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr, COPY: gl.constexpr,
 ):  # fmt: skip
-    """Set up shared memory and barriers, then split into one producer and two consumers."""
+    """Set up shared memory and barriers, then split into warps that load, compute and add."""
     D: gl.constexpr = q.block_shape[3]
     dtype: gl.constexpr = q.dtype
-    if not SHARE:
-        gdc_launch_dependents()  # dq does not depend on dk and dv
     queries = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERIES, D], q.layout)
     upstreams = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERIES, D], dout.layout)
     row_pairs = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * QUERIES], rows.layout)
     keys = gl.allocate_shared_memory(dtype, [2, 1, 1, ROWS, D], k.layout)
     values = gl.allocate_shared_memory(dtype, [2, 1, 1, ROWS, D], v.layout)
-    slopes = keys
+    slope_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    slopes = gl.allocate_shared_memory(dtype, [4, ROWS, QUERIES], slope_layout)
     shares = keys
-    if SHARE:
-        slope_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-        slopes = gl.allocate_shared_memory(dtype, [4, ROWS, QUERIES], slope_layout)
-    if COPY:
+    if ORDERED or COPY:
         LINES: gl.constexpr = QUERIES * D // LINE // 2
-        shares = gl.allocate_shared_memory(gl.float32, [2, LINES, LINE], sums.layout)
+        HALVES: gl.constexpr = 4 if ORDERED else 2
+        shares = gl.allocate_shared_memory(gl.float32, [HALVES, LINES, LINE], sums.layout)
     gate: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1], gate)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
     dout_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
     shared = gl.allocate_shared_memory(gl.int64, [2, 1], gate)
+    share_full = gl.allocate_shared_memory(gl.int64, [2, 1], gate)
+    share_empty = gl.allocate_shared_memory(gl.int64, [2, 1], gate)
     mbarrier.init(kv_full, count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(q_full.index(slot), count=1)
         mbarrier.init(dout_full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=2)
     for slot in gl.static_range(2):
         mbarrier.init(shared.index(slot), count=2)
+        mbarrier.init(share_full.index(slot), count=2)
+        mbarrier.init(share_empty.index(slot), count=1)
     fence_async_shared()
     barrier()
     loaded = q, k, v, dout, rows
     results = dk, dv
-    summed = sums, sums_start
+    summed = sums, sums_start, turns
     buffers = queries, upstreams, row_pairs, keys, values, slopes, shares
-    gates = kv_full, q_full, dout_full, empty, shared
+    gates = kv_full, q_full, dout_full, shared, share_full, share_empty
     sizes = T, S, H, R, groups, bunch
     scales = scale, mantissa, power
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    gl.warp_specialize([
-        (consume, (
-            results, summed, buffers, gates, sizes, scales, FIRST, STAGES, CAUSAL, SHARE, COPY,
-        )),
-        (consume, (
-            results, summed, buffers, gates, sizes, scales, SECOND, STAGES, CAUSAL, SHARE, COPY,
-        )),
-        (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, SHARE)),
-    ], [4, 1], [240, 24])  # fmt: skip
+    computed = results, summed, buffers, gates, sizes, scales
+    if ORDERED:
+        gl.warp_specialize([
+            (consume, (computed, FIRST, STAGES, CAUSAL, ORDERED, COPY)),
+            (consume, (computed, SECOND, STAGES, CAUSAL, ORDERED, COPY)),
+            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, ORDERED)),
+            (add_in_order, (summed, buffers, gates, sizes, FIRST, CAUSAL, D)),
+            (add_in_order, (summed, buffers, gates, sizes, SECOND, CAUSAL, D)),
+        ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (computed, FIRST, STAGES, CAUSAL, ORDERED, COPY)),
+            (consume, (computed, SECOND, STAGES, CAUSAL, ORDERED, COPY)),
+            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, ORDERED)),
+        ], [4, 1], [240, 24])  # fmt: skip
