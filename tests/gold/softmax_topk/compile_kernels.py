@@ -9,8 +9,8 @@ from trapline.gold.device import compile_for_hopper
 from trapline.gold.softmax_topk.triton import topk as kernels
 from trapline.gold.softmax_topk.triton import work_partition as plans
 
-NUMBERS = ("V", "K", "logits_row", "groups", "blocks", "splits", "log")
-TYPES = {"indices": "*i64", "temperature": "fp32", "deviations": "fp32"}
+NUMBERS = ("V", "K", "logits_row", "groups", "blocks", "splits", "log", "rows", "lag")
+TYPES = {"indices": "*i64", "read": "*i32", "temperature": "fp32", "deviations": "fp32"}
 SHIFTS = {"fp32": 0, "fp16": 13, "bf16": 16}
 PROCESSORS = 132
 
@@ -34,13 +34,20 @@ def launches(rows: int, vocabulary: int, k: int, dtype: str):
         yield compiled(kernel, dtype, fixed)
         return
     plan = plans.long_plan(rows, vocabulary, k, vocabulary, width, PROCESSORS)
+    if plan.lag:
+        launch = kernels.both_launch(plan, width, shift)
+        yield compiled(kernels.stream_and_select_kernel, dtype, launch)
+        yield compiled(kernels.clear_kernel, dtype, {"BLOCK": kernels.CLEARED, "num_warps": 4})
+        return
     yield compiled(kernels.stream_kernel, dtype, kernels.stream_launch(plan, width))
     yield compiled(kernels.select_kernel, dtype, kernels.select_launch(plan, width, shift))
 
 
 def compiled(kernel, dtype: str, launch: dict[str, object]) -> dict[str, object]:
     warps, registers = launch.pop("num_warps"), launch.pop("maxnreg", None)
-    fixed = {**launch, "PER_ROW": False, "PDL": 1}
+    fixed = {**launch, "PDL": 1}
+    if "PER_ROW" in kernel.arg_names:
+        fixed["PER_ROW"] = False
     if "rooms" in kernel.arg_names:
         fixed["rooms"] = None
     types = {name: type_of(name, dtype) for name in kernel.arg_names}

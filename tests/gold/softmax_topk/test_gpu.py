@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from trapline.gold import softmax_topk  # noqa: E402
 from trapline.gold.errors import DTypeError, RangeError  # noqa: E402
+from trapline.gold.softmax_topk.triton import work_partition as plans  # noqa: E402
 
 pytestmark = pytest.mark.needs_gpu
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -98,7 +99,7 @@ def note(name, got, want):
     [
         *[(3, 97, 5), (5, 1000, 64), (4, 8192, 8), (3, 12000, 100), (2, 50257, 33)],
         *[(45, 50257, 33), (2, 70000, 300), (2, 40000, 70), (150, 5001, 20), (150, 9000, 200)],
-        *[(600, 5001, 20), (600, 20002, 64)],
+        *[(600, 5001, 20), (600, 20002, 64), (3700, 16390, 64)],
     ],
 )
 def test_rows_of_every_kind(rows, V, k, kind):
@@ -131,6 +132,12 @@ def test_every_plan_of_many_rows(V):
 @pytest.mark.parametrize("V", [2049, 2055, 4096, 10000, 16384, 16385, 32000, 32767, 32768])
 def test_every_plan_of_thousands_of_rows(V):
     taking_turns(600, V, (2, 3, 8, 17, 33, 64))
+
+
+@pytest.mark.parametrize("V", [16385, 20001, 32000, 32768])
+def test_every_plan_of_one_kernel_that_reads_and_selects(V):
+    assert plans.long_plan(3700, V, 64, V, 8, 132).lag
+    taking_turns(3700, V, (1, 2, 17, 64))
 
 
 @pytest.mark.parametrize("rows", [3, 130])
@@ -224,7 +231,8 @@ def test_twenty_runs_are_the_same_bits(rows, V, k):
 
 
 @pytest.mark.parametrize(
-    ("rows", "V", "k"), [(40, 9000, 30), (2, 90000, 64), (5, 700, 1), (200, 5000, 99)]
+    ("rows", "V", "k"),
+    [(40, 9000, 30), (2, 90000, 64), (5, 700, 1), (200, 5000, 99), (3700, 17000, 64)],
 )
 def test_captured_in_a_graph(rows, V, k):
     """Nothing waits for the device, and a replay sees new logits."""
@@ -239,8 +247,9 @@ def test_captured_in_a_graph(rows, V, k):
         agree(x, k, 0.8, False, *got)
 
 
-def test_two_streams_do_not_disturb_each_other():
-    xs = [made("normal", 4, 150000, torch.float32, seed) for seed in range(6)]
+@pytest.mark.parametrize(("rows", "V"), [(4, 150000), (3700, 17000)])
+def test_streams_do_not_disturb_each_other(rows, V):
+    xs = [made("normal", rows, V, torch.float32, seed) for seed in range(6)]
     want = [softmax_topk(x, 50) for x in xs]
     streams = [torch.cuda.Stream() for _ in xs]
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ PROBLEMS = [
 ]
 #: More rows than processors, of which there is one here: rows of more than 128 stay in the cache.
 #: Of the longest, pieces of three tiles are read again, and all of a row of equal logits. The last
-#: are so many that four warps select.
+#: are so many that four warps select, and so many that one kernel reads and selects.
 MANY = [
     ((2, 301), 5, "normal"),
     ((2, 129), 129, "coarse"),
@@ -47,6 +47,8 @@ MANY = [
     ((2, 5001), 40, "normal"),
     ((2, 5001), 9, "constant"),
     ((5, 600), 20, "normal"),
+    ((13, 1501), 20, "coarse"),
+    ((28, 1300), 9, "not a number"),
 ]
 PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]
 
@@ -65,6 +67,37 @@ def test_interpreted_kernels_agree_with_float64(interpreted, number):
     assert np.array_equal(found["row_max"], row_max, equal_nan=True)
 
 
+@pytest.mark.parametrize(("rows", "lag"), [(1, 1), (5, 5), (40, 9), (4096, 594)])
+def test_selection_waits_only_for_earlier_programs(rows, lag):
+    """Every row is read once and selected from once, by a program with a higher number."""
+    from trapline.gold.softmax_topk.triton.long_rows import role
+
+    plain = FunctionType(
+        role.fn.__code__, {"tl": SimpleNamespace(where=lambda c, a, b: a if c else b)}
+    )
+    found = [plain(number, rows, lag) for number in range(2 * rows)]
+    read = {row: number for number, (row, selects) in enumerate(found) if not selects}
+    selected = {row: number for number, (row, selects) in enumerate(found) if selects}
+    assert list(read) == list(selected) == list(range(rows))
+    assert all(read[row] < selected[row] for row in range(rows))
+
+
+def test_one_kernel_reads_and_selects_only_where_it_was_faster():
+    from trapline.gold.softmax_topk.triton.work_partition import long_plan
+
+    lags = {
+        (rows, V, k, width): long_plan(rows, V, k, V, width, 132).lag
+        for rows in (512, 1024, 4096)
+        for V in (32000, 128256)
+        for k in (64, 256)
+        for width in (4, 8)
+    }
+    assert {case: lag for case, lag in lags.items() if lag} == {
+        (4096, 32000, 64, 4): 594,
+        (4096, 32000, 64, 8): 1188,
+    }
+
+
 def in_float64(logits, k, each):
     """What the kernels promise, also where the oracle refuses: NaN first, and NaN answers."""
     x = logits.astype(np.float64)
@@ -80,7 +113,7 @@ def in_float64(logits, k, each):
 
 #: (rows, V, k, dtype): between them every kernel, both ways to choose, one split and many.
 ORDINARY = [(128, 4096, 1, "fp32"), (64, 8192, 8, "bf16"), (512, 128256, 32, "bf16")]
-ORDINARY += [(6400, 10000, 1024, "fp32")]
+ORDINARY += [(6400, 10000, 1024, "fp32"), (4096, 32000, 64, "bf16")]
 EVERY = [
     (rows, V, k, dtype)
     for dtype in ("fp32", "bf16", "fp16")

@@ -1,6 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Top-k of long rows: one pass gives the maximum of every group of G neighbours, and a second
-kernel reads the K best groups again.
+kernel reads the K best groups again. For thousands of rows one kernel does both: programs that
+select come after programs that read later rows, and compute while those wait for memory.
 
 Positions count from the last multiple of 16 bytes at or before the row's first logit, so that
 loads are 16 bytes wide whatever V is: column = position − skip.
@@ -64,19 +65,13 @@ def streamed(
     return new, total
 
 
-@launched
-@triton.jit(do_not_specialize=["V", "logits_row", "groups", "blocks", "splits"])
-def stream_kernel(
-    logits, temperatures, temperature, maxima, peaks, totals,
+@triton.jit
+def read_split(
+    logits, scale, maxima, peaks, totals, row, split,
     V, logits_row, groups, blocks, splits,
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
-    PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The group maxima of one split of a row, and its part of the softmax sum."""
-    row = (tl.program_id(0) // splits).to(tl.int64)
-    split = tl.program_id(0) % splits
-    wait(PDL)
-    scale = LOG2_E / temperature_of(temperatures, temperature, row, PER_ROW)
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
     base = logits + (row * logits_row // WIDTH) * WIDTH
     maxima += row * groups
@@ -101,6 +96,24 @@ def stream_kernel(
     share = tl.sum(total * tl.exp2((peak - origin_of(top)) * scale), 0)
     tl.store(peaks + row * splits + split, top)
     tl.store(totals + row * splits + split, share)
+
+
+@launched
+@triton.jit(do_not_specialize=["V", "logits_row", "groups", "blocks", "splits"])
+def stream_kernel(
+    logits, temperatures, temperature, maxima, peaks, totals,
+    V, logits_row, groups, blocks, splits,
+    G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) // splits).to(tl.int64)
+    split = tl.program_id(0) % splits
+    wait(PDL)
+    scale = LOG2_E / temperature_of(temperatures, temperature, row, PER_ROW)
+    read_split(
+        logits, scale, maxima, peaks, totals, row, split, V, logits_row, groups, blocks, splits,
+        G, BLOCK, THREADS, WIDTH,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -213,28 +226,19 @@ def keep_best(
     return kept
 
 
-@launched
-@triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "splits", "log"])
-def select_kernel(
-    logits, temperatures, temperature, maxima, peaks, totals, rooms,
-    values, indices, lse, row_max,
-    V, K, logits_row, groups, splits, log,
+@triton.jit
+def select_row(
+    logits, temperature, maxima, peaks, totals, space,
+    values, indices, lse, row_max, row, V, K, logits_row, groups, splits, log,
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
     CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
-    PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The K best of one row from its group maxima."""
-    row = tl.program_id(0).to(tl.int64)
+    listed, room, cells = space
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
-    at = row * (2 * LIST + 3 * CAP + 4)
-    listed, room = room_for(rooms, at, LIST), room_for(rooms, at + 2 * LIST + 2, CAP)
-    cells = cells_for(rooms, at + 2 * LIST + 2 * CAP + 4, CAP)
-    tl.debug_barrier()
     base = logits + (row * logits_row // WIDTH) * WIDTH
-    wait(PDL)
     best, here = group_best(maxima + row * groups, V, skip, G, GROUPS_BLOCK)
-    temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     peaks, totals = peaks + row * splits, totals + row * splits
     peak, total = whole_softmax(peaks, totals, splits, temperature, SPLITS_BLOCK)
     least = list_groups(best, here, listed, K, THREADS, SUPER, LIST, SHIFT, RANKED)
@@ -248,3 +252,95 @@ def select_kernel(
     place = tl.where(slot < kept, place, K)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)
+
+
+@triton.jit
+def empty_space(rooms, row, LIST: tl.constexpr, CAP: tl.constexpr):
+    """A room for groups, one for candidates and cells for their ranks, behind a barrier."""
+    at = row * (2 * LIST + 3 * CAP + 4)
+    listed, room = room_for(rooms, at, LIST), room_for(rooms, at + 2 * LIST + 2, CAP)
+    cells = cells_for(rooms, at + 2 * LIST + 2 * CAP + 4, CAP)
+    tl.debug_barrier()
+    return listed, room, cells
+
+
+@launched
+@triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "splits", "log"])
+def select_kernel(
+    logits, temperatures, temperature, maxima, peaks, totals, rooms,
+    values, indices, lse, row_max,
+    V, K, logits_row, groups, splits, log,
+    G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
+    THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
+    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    space = empty_space(rooms, row, LIST, CAP)
+    wait(PDL)
+    temperature = temperature_of(temperatures, temperature, row, PER_ROW)
+    select_row(
+        logits, temperature, maxima, peaks, totals, space, values, indices, lse, row_max, row,
+        V, K, logits_row, groups, splits, log,
+        G, WIDTH, GROUPS_BLOCK, SPLITS_BLOCK, THREADS, SUPER, LIST, TILE, CAP, SHIFT, RANKED,
+    )  # fmt: skip
+
+
+@launched
+@triton.jit(do_not_specialize=["rows"])
+def clear_kernel(read, rows, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """No row is read yet."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wait(PDL)
+    tl.store(read + row, 0, mask=row < rows)
+
+
+@triton.jit
+def role(number, rows, lag):
+    """The row of a program, and whether it selects.
+
+    The first `lag` programs read; then one reads the next row and one selects from the row that was
+    read `lag` rows before, in turn; the last `lag` select. So a program that selects waits for one
+    with a lower number, which has started before it.
+    """
+    inner = number - lag
+    selects = (inner >= 0) & (inner % 2 == 1)
+    row = tl.where(selects, inner // 2, lag + inner // 2)
+    row = tl.where(inner < 0, number, row)
+    last = number >= 2 * rows - lag
+    return tl.where(last, number - rows, row), selects | last
+
+
+@launched
+@triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "log", "rows", "lag", "blocks"])
+def stream_and_select_kernel(
+    logits, temperatures, temperature, maxima, peaks, totals, rooms,
+    values, indices, lse, row_max, read,
+    V, K, logits_row, groups, log, rows, lag, blocks,
+    G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
+    THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
+    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, BLOCK: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Both kernels for rows that are not split; `read` says which rows have been read."""
+    row, selects = role(tl.program_id(0), rows, lag)
+    row = row.to(tl.int64)
+    wait(PDL)
+    temperature = temperature_of(temperatures, temperature, row, PER_ROW)
+    if selects:
+        space = empty_space(rooms, row, LIST, CAP)
+        while tl.atomic_add(read + row, 0, sem="acquire", scope="gpu") == 0:
+            pass
+        tl.debug_barrier()
+        select_row(
+            logits, temperature, maxima, peaks, totals, space, values, indices, lse, row_max, row,
+            V, K, logits_row, groups, 1, log,
+            G, WIDTH, GROUPS_BLOCK, SPLITS_BLOCK, THREADS, SUPER, LIST, TILE, CAP, SHIFT, RANKED,
+        )  # fmt: skip
+    else:
+        read_split(
+            logits, LOG2_E / temperature, maxima, peaks, totals, row, 0,
+            V, logits_row, groups, blocks, 1, G, BLOCK, THREADS, WIDTH,
+        )  # fmt: skip
+        tl.debug_barrier()
+        tl.atomic_add(read + row, 1, sem="release", scope="gpu")

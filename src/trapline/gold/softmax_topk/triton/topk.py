@@ -2,7 +2,8 @@
 
 One program keeps a short row in registers (`short_rows`). Of many short rows, each is read again
 from the cache instead, so that several programs fit on a processor (`many_rows`). For long rows a
-first kernel reads the row once and writes group maxima, and a second selects (`long_rows`).
+first kernel reads the row once and writes group maxima, and a second selects (`long_rows`); of
+thousands of rows one kernel does both, side by side.
 `work_partition` chooses; docs/components/softmax_topk.md derives why this is exact.
 
 No state between calls and no host synchronisation: calls can be captured in a CUDA graph. Results
@@ -18,6 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import may_start_early, on_their_device, processors
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
 from trapline.gold.fallback import first_that_compiles
@@ -25,7 +27,12 @@ from trapline.gold.operators import operator
 from trapline.gold.softmax_topk import reference
 from trapline.gold.softmax_topk.triton import work_partition as plans
 from trapline.gold.softmax_topk.triton.keys import AFTER, EARLY, NOT
-from trapline.gold.softmax_topk.triton.long_rows import select_kernel, stream_kernel
+from trapline.gold.softmax_topk.triton.long_rows import (
+    clear_kernel,
+    select_kernel,
+    stream_and_select_kernel,
+    stream_kernel,
+)
 from trapline.gold.softmax_topk.triton.many_rows import many_kernel
 from trapline.gold.softmax_topk.triton.short_rows import best_kernel, short_kernel
 from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short
@@ -33,6 +40,8 @@ from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short
 MOST = 1024
 #: A group of a longer row would exceed what a program reads at once.
 LONGEST = 1 << 26
+#: Rows that a program of `clear_kernel` clears.
+CLEARED = 1024
 _SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 _SCHEMA = (
     "kernels(Tensor logits, int k, float temperature, Tensor? temperatures, bool log_probs)"
@@ -208,6 +217,9 @@ def run_long(call: _Call, plan: Long) -> None:
     rows, vocabulary = x.shape
     maxima = x.new_empty((rows, plan.groups), dtype=torch.float32)
     peaks, totals = x.new_empty((2, rows, plan.splits), dtype=torch.float32)
+    if plan.lag:
+        stream_and_select(call, (maxima, peaks, totals), plan)
+        return
     stream_kernel[(rows * plan.splits,)](
         *(x, *warm, maxima, peaks, totals),
         *(vocabulary, x.stride(0), plan.groups, plan.blocks, plan.splits),
@@ -215,6 +227,26 @@ def run_long(call: _Call, plan: Long) -> None:
         **same,
     )
     select(call, (maxima, peaks, totals), plan)
+
+
+def stream_and_select(call: _Call, parts: tuple[Tensor, Tensor, Tensor], plan: Long) -> None:
+    """Both kernels in one."""
+    x, k, warm, answers, log, same = call
+    rows, vocabulary = x.shape
+    read = x.new_empty(rows, dtype=torch.int32)
+    early = {name: same[name] for name in ("PDL", "launch_pdl")}
+    clear_kernel[(cdiv(rows, CLEARED),)](read, rows, BLOCK=CLEARED, **early)
+    room = rooms(x, 2 * plan.listed + 3 * plan.cap + 4)
+    stream_and_select_kernel[(2 * rows,)](
+        *(x, *warm, *parts, room, *answers, read),
+        *(vocabulary, k, x.stride(0), plan.groups, int(log), rows, plan.lag, plan.blocks),
+        **both_launch(plan, width_of(x), _SHIFT[x.dtype]),
+        **same,
+    )
+
+
+def both_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
+    return {**select_launch(plan, width, shift), "BLOCK": plan.block}
 
 
 def stream_launch(plan: Long, width: int) -> dict[str, Any]:

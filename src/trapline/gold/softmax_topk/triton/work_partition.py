@@ -111,6 +111,9 @@ SELECT = {
     "more": Select(16, 16, 256),
 }
 HUNDREDS, MIDDLE = 256, 32768
+#: Of so many rows ("thousands", at least LAGS times as many as are between reading and selection)
+#: one kernel reads and selects: logits in flight and warps, by logits in 16 bytes.
+BOTH, LAGS = {4: (8192, 8), 8: (4096, 4)}, 3
 #: Registers per thread of the second kernel, so that four programs of 8 warps fit on a processor,
 #: and the maxima or logits that they can hold.
 REGISTERS, HELD_EACH = 64, 16
@@ -136,6 +139,14 @@ class Long(NamedTuple):
     tile: int  # of them at a time
     cap: int  # logits that may remain
     ranked: bool
+    lag: int  # rows between reading and selection by one kernel; 0: two kernels
+
+
+def lag_of(rows: int, warps: int, processors: int) -> int:
+    """An eighth more rows than programs run at once, if there are enough rows to gain by it."""
+    running = processors * 65536 // (REGISTERS * 32 * warps)
+    lag = running + running // 8
+    return lag if rows >= LAGS * lag else 0
 
 
 def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, processors: int) -> Long:
@@ -145,12 +156,17 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     """
     slack = 0 if stride % width == 0 else width - 1
     few, waiting = rows <= processors // 2, rows > 4 * processors
-    select = select_plan(k, few=few, thousands=waiting and vocabulary <= MIDDLE)
+    thousands = waiting and vocabulary <= MIDDLE
+    select = select_plan(k, few=few, thousands=thousands)
     ranked = k <= RANKED
     # A look at a group again is a whole line of the cache.
     group = group_size(vocabulary, k, select.group * width // 4 if ranked else select.group)
     little = rows * vocabulary < LITTLE
     block, warps = LITTLE_STREAM if little else STREAM
+    lag = lag_of(rows, BOTH[width][1], processors) if ranked and thousands else 0
+    if lag:
+        block, warps = BOTH[width]
+        select = select._replace(warps=warps)
     block = max(block, group)
     tiles = cdiv(vocabulary + slack, block)
     splits = cdiv(processors, rows) if little else max(1, PROGRAMS // rows)
@@ -176,6 +192,7 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
         tile=tile,
         cap=max(2 * k_block, threads),
         ranked=ranked,
+        lag=lag,
     )
 
 
