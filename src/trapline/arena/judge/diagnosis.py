@@ -24,7 +24,7 @@ from trapline.arena.judge.comparison import (
     same_magnitude,
     without_numbers,
 )
-from trapline.arena.judge.mutants import BOTH, GOLD, MutantHost
+from trapline.arena.judge.mutants import BOTH, GOLD, MutantHost, Run
 from trapline.arena.judge.neighbours import Neighbours
 from trapline.arena.judge.reproduction import call_in_words, call_size
 from trapline.arena.judge.traps import Case, Trap
@@ -51,6 +51,12 @@ LEAST_CONTAINED = 0.6
 #: nearly all of them: rounding at another place than the mutant's makes a tie of its own.
 MOST_SIDE = 0.34
 LEAST_WHOLE = 0.7
+#: Of the failing checks, the share that a mutant with two bugs must answer alike; and the number of
+#: causes that such a pair may replace.
+LEAST_BY_PAIR = 0.9
+MOST_IN_DOUBT = 3
+#: Bugs by their pattern alone that are tried as one of the two.
+MOST_BROAD = 4
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
 QUICK_RUNS = 120
 #: Findings without a name in one cell; the last of them stands for all further ones.
@@ -98,6 +104,7 @@ class Diagnoser:
         quick: bool = False,
     ) -> None:
         self.challenge, self.host = challenge, host
+        self._is_quick = quick
         self.most_runs = QUICK_RUNS if quick else math.inf
         self.most_echoes = MOST_CHECKS if quick else MOST_ECHOES
         #: Checks that are never run on mutants, beside those whose own bug they are.
@@ -135,6 +142,8 @@ class Diagnoser:
             if cause is None:
                 break
             self._set_aside(cause)
+        self._try_pairs()
+        self._drop_needless()
         return self._report()
 
     def _is_echo(self) -> bool:
@@ -343,8 +352,7 @@ class Diagnoser:
 
     def _is_explained(self, check: str) -> bool:
         """The causes so far, one of them or all together, answer as the submission does."""
-        alone = any(self._same_answers(cause, check) for cause in self.causes)
-        return alone or self._together([*self.causes], check)
+        return self._by([*self.causes], check)
 
     def _together(self, forms: Sequence[str], check: str) -> bool:
         """A mutant with all these bugs answers as the submission does; not for slow checks.
@@ -381,7 +389,7 @@ class Diagnoser:
             return False
         found = self._comparison(form, check)
         if found.is_same:
-            return True
+            return self._end_alike(check, mutant)
         same_reason = without_numbers(self.failures[check].message) == without_numbers(
             mutant.message
         )
@@ -389,6 +397,13 @@ class Diagnoser:
             return same_reason
         got = self.failures[check].transcript
         return same_magnitude(got, mutant.transcript) and self._varies(form, check)
+
+    def _end_alike(self, check: str, mutant: Run) -> bool:
+        """Both checks end with an exception of the answer itself, or both for another reason: what
+        our callbacks raise when they are asked amiss comes back as an exception, too."""
+        messages = self.failures[check].message, mutant.message
+        one, other = (message.startswith("raised ") for message in messages)
+        return one == other
 
     def _answers_rightly(self, check: str) -> bool:
         """The check failed for what it saw beside the answers, such as memory."""
@@ -493,6 +508,99 @@ class Diagnoser:
             length = min(len(covered), len(explained))
             covered[:length] |= explained[:length]
         return self._comparison(form, check).unexplained(covered)
+
+    # -- two bugs at once -------------------------------------------------------------------------
+
+    def _try_pairs(self) -> None:
+        """Replaces the causes by two bugs whose mutant answers nearly every failing check as the
+        submission does, where the causes so far answer fewer.
+
+        Two bugs change each other's answers, so that a third may answer a few checks as both do.
+        """
+        if self._is_quick or len(self.causes) > MOST_IN_DOUBT:
+            return
+        checks = self._compared_checks()
+        best, most = None, sum(map(self._is_explained, checks))
+        if most == len(checks):
+            return
+        most = max(most, math.ceil(LEAST_BY_PAIR * len(checks)) - 1)
+        for pair in self._pairs(checks):
+            both, own = BOTH.join(pair), [self.forms[form] for form in reversed(pair)]
+            if all(self._same_answers(both, check) for check in own):
+                found = self._matched(both, checks, most)
+                best, most = (pair, found) if found else (best, most)
+        if best is not None:
+            self._take_pair(best)
+
+    def _compared_checks(self) -> list[str]:
+        """Failing checks, at most so many, spread over all; the causes' own come first."""
+        asked = self.asked.keys() - self.challenge.slow
+        own = sorted({self.forms[cause] for cause in self.causes} & asked)
+        others = sorted(asked.difference(own))
+        step = max(1, math.ceil(len(others) / MOST_ECHOES))
+        return [*own, *others[::step]]
+
+    def _pairs(self, checks: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Bugs that show in many answers, each with every other bug whose trap failed."""
+        others = [
+            form
+            for form, trap in self.forms.items()
+            if trap in self.asked.keys() - self.challenge.slow
+            and self._precision(form) >= 0.5
+            and not self.traps[trap].keeps_state
+        ]
+        for one in self._broad(others, checks):
+            for other in others:
+                if self.forms[other] != self.forms[one] and self.host.can_plant(one + BOTH + other):
+                    yield one, other
+
+    def _broad(self, forms: Sequence[str], checks: Sequence[str]) -> list[str]:
+        """Confirmed causes; and bugs whose pattern fits and that answer at least half of the checks
+        alike, even if not their own trap, in which a second bug may show."""
+
+        def overlap(form: str) -> float:
+            fails = self._fails(form)
+            return len(fails & self.asked.keys()) / len(fails | self.asked.keys())
+
+        def answers_most(form: str) -> bool:
+            return self._matched(form, checks, (len(checks) - 1) // 2) > 0
+
+        confirmed = [form for form in forms if form in self.confirmed]
+        likely = sorted(set(forms).difference(confirmed), key=lambda form: (-overlap(form), form))
+        return [*confirmed, *filter(answers_most, likely[:MOST_BROAD])]
+
+    def _matched(self, form: str, checks: Sequence[str], least: int) -> int:
+        """How many checks this mutant answers alike; 0 if no more than `least`."""
+        found = 0
+        for place, check in enumerate(checks):
+            found += self._same_answers(form, check)
+            if found + len(checks) - place - 1 <= least:
+                return 0
+        return found
+
+    def _take_pair(self, pair: tuple[str, str]) -> None:
+        one, other = pair
+        both = BOTH.join(pair)
+        self.causes = {form: {self.forms[form]} for form in pair}
+        self.confirmed = set(pair)
+        self.rest = self.asked.keys() - {self.forms[form] for form in pair}
+        for check in sorted(self.rest - self.challenge.slow):
+            if self._same_answers(both, check):
+                self.causes[one if self._same_answers(one, check) else other].add(check)
+                self.rest.discard(check)
+
+    def _drop_needless(self) -> None:
+        """Removes a cause if the others together answer all that it explains as the submission."""
+        for cause in sorted(self.causes, key=lambda cause: len(self.causes[cause])):
+            others = [other for other in self.causes if other != cause]
+            if others and all(self._by(others, check) for check in sorted(self.causes[cause])):
+                self.causes[others[0]] |= self.causes.pop(cause)
+                self.confirmed.discard(cause)
+
+    def _by(self, causes: Sequence[str], check: str) -> bool:
+        """One of these causes, or all of them together, answer as the submission does."""
+        alone = any(self._same_answers(cause, check) for cause in causes)
+        return alone or self._together(causes, check)
 
     # -- findings ---------------------------------------------------------------------------------
 

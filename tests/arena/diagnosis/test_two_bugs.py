@@ -1,0 +1,34 @@
+"""Two bugs at once: both are named, and no third."""
+
+import pytest
+
+from trapline.arena.certify.diagnosis import DiagnosisCertifier
+from trapline.arena.challenge import load
+from trapline.arena.judge.diagnosis import Diagnoser
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "seed"),
+    [
+        # Together they answer one check as a third bug does.
+        ("length-one-too-long", "ranked-by-sum", 11),
+        # A third bug explained most checks, until both were known.
+        pytest.param(
+            "only-the-best-is-cut-off", "immediate-end-forbidden", 11, marks=pytest.mark.full
+        ),
+        # Neither answers its own trap as it does alone.
+        pytest.param("only-the-best-beam-ends", "worst-first", 11, marks=pytest.mark.full),
+        # The judge's model refused a prefix: the same exception as a bug's that refuses a setting.
+        ("pool-keeps-the-first", "prefix-without-its-prompt", 13),
+    ],
+)
+def test_two_bugs_are_named_and_no_third(one, other, seed):
+    challenge = load("beam_search")
+    traps = {trap.id: trap for trap in challenge.traps}
+    files = traps[other].plant(traps[one].plant(challenge.solution_files()))
+    with DiagnosisCertifier(challenge, seed) as certifier:
+        host = certifier.host(seed)
+        failures = list(certifier.failures(host, files, (one, other)))
+        found = Diagnoser(challenge, host, failures).diagnose().findings
+    assert sorted(finding.cause for finding in found) == sorted([one, other])
+    assert {finding.certainty for finding in found} == {"confirmed"}
