@@ -57,6 +57,8 @@ LEAST_BY_PAIR = 0.9
 MOST_IN_DOUBT = 3
 #: Bugs by their pattern alone that are tried as one of the two.
 MOST_BROAD = 4
+#: Mutants that are run on all failing checks in their order, because they keep state.
+MOST_IN_ORDER = 6
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
 QUICK_RUNS = 120
 #: Findings without a name in one cell; the last of them stands for all further ones.
@@ -104,7 +106,6 @@ class Diagnoser:
         quick: bool = False,
     ) -> None:
         self.challenge, self.host = challenge, host
-        self._is_quick = quick
         self.most_runs = QUICK_RUNS if quick else math.inf
         self.most_echoes = MOST_CHECKS if quick else MOST_ECHOES
         #: Checks that are never run on mutants, beside those whose own bug they are.
@@ -125,6 +126,8 @@ class Diagnoser:
         self.confirmed: set[str] = set()
         self._same: dict[tuple[str, str], bool] = {}
         self._right: dict[str, bool] = {}
+        #: What bugs that keep state answer to the failing checks, one after the other.
+        self._in_order: dict[str, dict[str, Run]] = {}
         self._comparisons: dict[tuple[str, str], Comparison] = {}
 
     @cached_property
@@ -367,9 +370,10 @@ class Diagnoser:
         return self._same_answers(BOTH.join(showing), check)
 
     def _may_show(self, form: str, check: str) -> bool:
-        """The bug fails this check, or breaks the contract: then it shows wherever another bug
-        lets a call through that should be refused."""
-        return check in self._fails(form) or self._breaks_contract(form)
+        """The bug fails this check, or keeps state, or breaks the contract: then it shows wherever
+        another bug lets a call through that should be refused."""
+        keeps_state = self.traps[self.forms[form]].keeps_state
+        return check in self._fails(form) or keeps_state or self._breaks_contract(form)
 
     def _breaks_contract(self, form: str) -> bool:
         """The bug's mutant fails a case, one that is not about bad input."""
@@ -382,8 +386,10 @@ class Diagnoser:
         return self._same[key]
 
     def _is_same(self, form: str, check: str) -> bool:
+        if self._is_same_in_order(form, check):
+            return True
         if self._answers_rightly(check) and not self._may_fail(form, check):
-            return False
+            return self._has_same_message(form, check)
         mutant = self.host.run(form, check)
         if not mutant.failed:
             return False
@@ -397,6 +403,30 @@ class Diagnoser:
             return same_reason
         got = self.failures[check].transcript
         return same_magnitude(got, mutant.transcript) and self._varies(form, check)
+
+    def _has_same_message(self, form: str, check: str) -> bool:
+        """The mutant fails this check, which the dictionary's draw missed, with the same numbers:
+        what is measured, such as memory, is never the same twice."""
+        if check in self.challenge.slow:
+            return False
+        mutant = self.host.run(form, check)
+        return mutant.failed and mutant.message == self.failures[check].message
+
+    def _is_same_in_order(self, form: str, check: str) -> bool:
+        """A bug that keeps state answers as the submission does after the same failing checks."""
+        keeps = any(self.traps[self.forms[one]].keeps_state for one in form.split(BOTH))
+        if not keeps or check in self.challenge.slow:
+            return False
+        if form not in self._in_order:
+            asked = [other for other in self.asked if other not in self.challenge.slow]
+            is_spent = self.host.runs + len(asked) > self.most_runs
+            if is_spent or len(self._in_order) == MOST_IN_ORDER:
+                return False
+            self._in_order[form] = self.host.run_in_order(form, asked)
+        mutant, right = self._in_order[form][check], self.host.run(GOLD, check)
+        got = self.failures[check].transcript
+        found = self._compare(got, mutant.transcript, right.transcript)
+        return mutant.failed and found.is_same and self._end_alike(check, mutant)
 
     def _end_alike(self, check: str, mutant: Run) -> bool:
         """Both checks end with an exception of the answer itself, or both for another reason: what
@@ -517,7 +547,7 @@ class Diagnoser:
 
         Two bugs change each other's answers, so that a third may answer a few checks as both do.
         """
-        if self._is_quick or len(self.causes) > MOST_IN_DOUBT:
+        if self._is_spent() or len(self.causes) > MOST_IN_DOUBT:
             return
         checks = self._compared_checks()
         best, most = None, sum(map(self._is_explained, checks))
@@ -550,7 +580,7 @@ class Diagnoser:
             and not self.traps[trap].keeps_state
         ]
         for one in self._broad(others, checks):
-            for other in others:
+            for other in self._affordable(others):
                 if self.forms[other] != self.forms[one] and self.host.can_plant(one + BOTH + other):
                     yield one, other
 

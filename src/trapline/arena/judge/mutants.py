@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -172,6 +173,12 @@ class MutantHost:
     def run_again(self, subject: str, check: str) -> Run:
         """Loaded anew, for code whose answers may vary."""
         return self._ask(subject, check, again=True)
+
+    def run_in_order(self, subject: str, checks: Sequence[str]) -> dict[str, Run]:
+        """Loaded anew and asked one check after the other, for code that keeps state."""
+        return {
+            check: self._ask(subject, check, again=place == 0) for place, check in enumerate(checks)
+        }
 
     def run_files(self, files: dict[str, str], check: str) -> Run:
         """Any files of ours, for example two mutants at once."""
