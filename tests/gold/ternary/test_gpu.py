@@ -74,6 +74,13 @@ def test_many_rows(rows, K, dtype):
             agree(y, x, plane, scales)
 
 
+@pytest.mark.parametrize("rows", [4, 5, 8])
+def test_few_rows_times_a_large_matrix(rows):
+    x, plane, scales = drawn(rows, 32769, 4096, torch.bfloat16)
+    assert plane.numel() * 4 >= kernels.LARGE
+    agree(fast.packed_linear(x, plane, scales), x, plane, scales)
+
+
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("rows", [1, 8, 16, 64, 100, 256])
 def test_zero_and_extreme_scales(rows, dtype):

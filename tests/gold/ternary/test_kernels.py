@@ -60,6 +60,18 @@ def compiled_as_planned(problems, folder, run_script):
         assert made["asked before"] == settled, (groups, rows, made)
 
 
+def test_five_rows_of_large_matrices_go_to_the_kernel_for_many(monkeypatch):
+    import torch
+
+    from trapline.gold.ternary.triton import packed_matmul as kernels
+
+    for hopper, large, few in ((True, True, 4), (True, False, 8), (False, True, 8)):
+        monkeypatch.setattr(kernels, "is_hopper", lambda _, answer=hopper: answer)
+        weights = kernels.LARGE if large else kernels.LARGE - 1
+        found = [kernels.is_few(rows, weights, torch.device("cuda")) for rows in range(1, 12)]
+        assert found == [rows <= few for rows in range(1, 12)]
+
+
 def test_few_rows_compile_for_hopper(tmp_path, run_script):
     problems = [(20, 1, "bf16", True), (3, 8, "fp16", False), (64, 1, "bf16", True)]
     compiled_as_planned(problems, tmp_path, run_script)

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """W2A16 in Triton: products that read four codes a byte and accumulate in float32.
 
-On a Hopper GPU up to eight 16-bit rows of x go to `hopper.few_rows` and `few_rows_ring`, more than
-that to `hopper.many_rows`.
+On a Hopper GPU up to eight 16-bit rows of x (four, if the matrix is large) go to `hopper.few_rows`
+and `few_rows_ring`, more than that to `hopper.many_rows`.
 
 `gemv_kernel` serves few rows elsewhere, and widths that are not whole groups. A code needs one
 logical and one multiply-add instruction: its two bits are left where they stand inside a byte and
@@ -29,6 +29,9 @@ from trapline.gold.fallback import first_that_compiles, gluon_is_tested
 GROUP = 128
 #: Rows of x the tensor-core kernel for few rows takes.
 FEW_ROWS = 8
+#: The same of matrices of at least so many weights, on Hopper: there the kernel for many rows is
+#: faster with five (28 672 × 8 192, 8 rows: 42 instead of 51 µs).
+FEW_ROWS_OF_LARGE, LARGE = 4, 1 << 27
 #: Rows of x up to which weights are worth more than tensor cores.
 GEMV_ROWS = 4
 #: Rows of the matrix a program, words of 16 codes a step, warps.
@@ -211,11 +214,18 @@ def _launch(
     tiers = {"triton": partial(_gemm, *given, GEMM_BLOCK)}
     if low and len(x) <= GEMV_ROWS and columns % 16 == 0:
         tiers = {"triton": partial(gemv, *given, GEMV_BLOCK)}
-    few = len(x) <= FEW_ROWS
+    few = plan is not None or is_few(len(x), len(plane) * columns, x.device)
     if whole and (may_start_early if few else is_hopper)(x.device) and gluon_is_tested():
         by_hopper = partial(few_rows, plan=plan) if few else _many_rows
         tiers = {"hopper": partial(by_hopper, *given, settled=settled), **tiers}
     first_that_compiles("packed products", tiers)
+
+
+def is_few(rows: int, weights: int, device: torch.device) -> bool:
+    """Whether the kernel for few rows is the faster one."""
+    if rows <= FEW_ROWS_OF_LARGE or rows > FEW_ROWS:
+        return rows <= FEW_ROWS
+    return weights < LARGE or not is_hopper(device)
 
 
 def _many_rows(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, *, settled: bool) -> None:
