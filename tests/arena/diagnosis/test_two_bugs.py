@@ -8,22 +8,31 @@ from trapline.arena.judge.diagnosis import Diagnoser
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "seed"),
+    ("challenge", "one", "other", "seed"),
     [
         # Together they answer one check as a third bug does.
-        ("length-one-too-long", "ranked-by-sum", 11),
+        ("beam_search", "length-one-too-long", "ranked-by-sum", 11),
         # A third bug explained most checks, until both were known.
         pytest.param(
-            "only-the-best-is-cut-off", "immediate-end-forbidden", 11, marks=pytest.mark.full
+            "beam_search",
+            "only-the-best-is-cut-off",
+            "immediate-end-forbidden",
+            11,
+            marks=pytest.mark.full,
         ),
         # Neither answers its own trap as it does alone.
-        pytest.param("only-the-best-beam-ends", "worst-first", 11, marks=pytest.mark.full),
+        pytest.param(
+            "beam_search", "only-the-best-beam-ends", "worst-first", 11, marks=pytest.mark.full
+        ),
         # The judge's model refused a prefix: the same exception as a bug's that refuses a setting.
-        ("pool-keeps-the-first", "prefix-without-its-prompt", 13),
+        ("beam_search", "pool-keeps-the-first", "prefix-without-its-prompt", 13),
+        # Neither alone gives any of the answers.
+        ("flash_attention_forward", "hidden-scores-zero", "mask-transposed", 11),
+        ("layer_norm_backward", "rstd-missing", "output-overwrites-cache", 12),
     ],
 )
-def test_two_bugs_are_named_and_no_third(one, other, seed):
-    challenge = load("beam_search")
+def test_two_bugs_are_named_and_no_third(challenge, one, other, seed):
+    challenge = load(challenge)
     traps = {trap.id: trap for trap in challenge.traps}
     files = traps[other].plant(traps[one].plant(challenge.solution_files()))
     with DiagnosisCertifier(challenge, seed) as certifier:

@@ -9,7 +9,7 @@ explains is set aside, and the search goes on with the rest.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -57,6 +57,11 @@ LEAST_BY_PAIR = 0.9
 MOST_IN_DOUBT = 3
 #: Bugs by their pattern alone that are tried as one of the two.
 MOST_BROAD = 4
+#: Where no bug is confirmed, so many pairs are tried, of so many bugs that fit best and whose
+#: mutants fail nearly nothing that passes here.
+MOST_PAIRS = 96
+MOST_PAIRED = 64
+LEAST_PAIRED = 0.9
 #: Mutants that are run on all failing checks in their order, because they keep state.
 MOST_IN_ORDER = 6
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
@@ -559,6 +564,8 @@ class Diagnoser:
             if all(self._same_answers(both, check) for check in own):
                 found = self._matched(both, checks, most)
                 best, most = (pair, found) if found else (best, most)
+            if most == len(checks):
+                break
         if best is not None:
             self._take_pair(best)
 
@@ -581,16 +588,38 @@ class Diagnoser:
         ]
         for one in self._broad(others, checks):
             for other in self._affordable(others):
-                if self.forms[other] != self.forms[one] and self.host.can_plant(one + BOTH + other):
+                if self._can_be_pair(one, other):
                     yield one, other
+        if not self.confirmed:
+            yield from self._fitting_pairs(others)
+
+    def _can_be_pair(self, one: str, other: str) -> bool:
+        return self.forms[one] != self.forms[other] and self.host.can_plant(one + BOTH + other)
+
+    def _fitting_pairs(self, forms: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Bugs that together fail what fails here; of neither alone need an answer be seen."""
+
+        def fit(pair: tuple[str, str]) -> tuple[float, float]:
+            fails = self._fails(pair[0]) | self._fails(pair[1])
+            return self._overlap(fails), sum(self._overlap(self._fails(form)) for form in pair)
+
+        fitting = [form for form in forms if self._precision(form) >= LEAST_PAIRED]
+        fitting.sort(key=lambda form: (-self._overlap(self._fails(form)), form))
+        pairs = itertools.combinations(fitting[:MOST_PAIRED], 2)
+        for one, other in sorted(pairs, key=fit, reverse=True)[:MOST_PAIRS]:
+            if self._can_be_pair(one, other) and not self._is_spent():
+                yield one, other
+
+    def _overlap(self, fails: Set[str]) -> float:
+        """Of these checks and those that fail here, the share that is among both."""
+        return len(fails & self.asked.keys()) / len(fails | self.asked.keys())
 
     def _broad(self, forms: Sequence[str], checks: Sequence[str]) -> list[str]:
         """Confirmed causes; and bugs whose pattern fits and that answer at least half of the checks
         alike, even if not their own trap, in which a second bug may show."""
 
         def overlap(form: str) -> float:
-            fails = self._fails(form)
-            return len(fails & self.asked.keys()) / len(fails | self.asked.keys())
+            return self._overlap(self._fails(form))
 
         def answers_most(form: str) -> bool:
             return self._matched(form, checks, (len(checks) - 1) // 2) > 0
