@@ -29,6 +29,10 @@ from trapline.arena.judge.diagnosis import Diagnoser
         # Neither alone gives any of the answers.
         ("flash_attention_forward", "hidden-scores-zero", "mask-transposed", 11),
         ("layer_norm_backward", "rstd-missing", "output-overwrites-cache", 12),
+        # The other bug ended the check at a call without the first one's trigger.
+        ("fused_softmax_topk", "strided-logits", "sum-without-the-maximum", 11),
+        ("layer_norm_backward", "batch-of-one", "eps-outside-the-root", 11),
+        ("layer_norm_backward", "zero-gamma", "eps-added-twice", 11),
     ],
 )
 def test_two_bugs_are_named_and_no_third(challenge, one, other, seed):

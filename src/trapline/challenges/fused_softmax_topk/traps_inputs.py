@@ -37,7 +37,8 @@ GROWTH = 2_000_000
 )
 def strided_logits(submission: Submission, rng: Rng) -> None:
     wide = logits_of(rng, (12, 40), np.float32)
-    for view in (wide[::3], wide[:, ::2], wide[::-1, ::-1], wide.T, wide[4:5].repeat(3, 0)):
+    # The transpose first: it shows the bug, and another bug ends the check at its first call.
+    for view in (wide.T, wide[::3], wide[:, ::2], wide[::-1, ::-1], wide[4:5].repeat(3, 0)):
         ask(submission, view, 5)
     ask(submission, np.broadcast_to(wide[:1], (5, 40)), 5)
     ask(submission, np.broadcast_to(wide[:, :1], (12, 9)), 5)
