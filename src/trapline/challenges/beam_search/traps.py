@@ -13,6 +13,7 @@ from trapline.challenges.beam_search import (
     traps_refusals,
     traps_scores,
     traps_stopping,
+    traps_ties,
 )
 
 PARTS = (
@@ -23,4 +24,5 @@ PARTS = (
     traps_batches,
     traps_refusals,
     traps_limit,
+    traps_ties,
 )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     BLIND,
@@ -125,26 +125,35 @@ def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
     expect.that(found == [[A, E], [A, D, E]], f"the hypotheses are {found}")
 
 
-@trap(
-    catches="an EOS continuation counts only when it is among the W best of its step",
-    severity="major",
-    story="One widely used library finishes a beam only at rank < W; this contract lets every "
-    "EOS continuation into the pool.",
-    mutant=edits(
+def _ranked(count: str) -> Mutant:
+    """EOS continuations enter the pool only if they are among so many of their step."""
+    return edits(
         (
             "        possible = np.flatnonzero(totals > -np.inf)\n",
-            "        possible = np.flatnonzero(totals >= self.cut)\n",
+            "        possible = np.flatnonzero((totals >= self.cut) & (totals > -np.inf))\n",
         ),
         (
             _FINISH,
             "        flat = np.sort(totals.ravel())\n"
-            "        self.cut = flat[-min(self.rules.beam_width, flat.size)]\n" + _FINISH,
+            f"        self.cut = flat[-min({count}, flat.size)]\n" + _FINISH,
         ),
-    ),
+    )
+
+
+@trap(
+    catches="an EOS continuation counts only when it is among the W, or 2W, best of its step",
+    severity="major",
+    story="One widely used library finishes a beam only at rank < W; this contract lets every "
+    "EOS continuation into the pool.",
+    mutant=_ranked("self.rules.beam_width"),
+    also=[_ranked("2 * self.rules.beam_width")],
 )
 def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {A: -1.0, E: -2.0}, (A,): {B: -4.0}}
+    asked = by_sum(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E)
+    best(asked, [E], -2.0)
+    table = {(): {A: -1.0, B: -1.5, E: -2.0}, (A,): {B: -4.0}}
     asked = by_sum(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E)
     best(asked, [E], -2.0)
 
@@ -406,6 +415,13 @@ def tie_live_beam_before_an_end(submission: Submission, rng: np.random.Generator
     severity="minor",
     story="Sorting pairs of score and tokens compares the tokens when the scores are equal.",
     mutant=edit(_SORT, "        self.pool.sort(key=lambda h: (-h.score, h.tokens))\n"),
+    also=[
+        # Only the answers are sorted so, not the pool.
+        edit(
+            RESULT,
+            RESULT.replace("self.pool]", "sorted(self.pool, key=lambda h: (-h.score, h.tokens))]"),
+        )
+    ],
     control=ordinary_search,
 )
 def tie_ordered_by_tokens(submission: Submission, rng: np.random.Generator) -> None:

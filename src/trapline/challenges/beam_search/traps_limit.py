@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     BLIND,
@@ -109,3 +109,26 @@ def dead_end_returns_the_step_before(submission: Submission, rng: np.random.Gene
     asked = one(submission, rng, {(): {A: -1.0}, (A,): {E: -1.0}}, eos_id=E, **settings)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[A, E]], f"the hypotheses are {found}")
+
+
+def _with_end(log_prob: str) -> Mutant:
+    """EOS is appended to the beams that are alive at the limit."""
+    return edit(
+        _LIMIT,
+        "            ends = [[*tokens, self.rules.eos_id] for tokens in self.beams]\n"
+        f"            {log_prob}self._enter(ends, self.sums)\n",
+    )
+
+
+@trap(
+    catches="EOS is appended to hypotheses that are cut off at the maximum length",
+    severity="major",
+    story="Every answer is to end in EOS, it is thought; the model never gave it.",
+    mutant=_with_end(""),
+    also=(_with_end("self.length += 1\n            "),),
+)
+def cut_off_gets_an_end(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -2.0}, (A,): {B: -2.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [A, B], -2.0)

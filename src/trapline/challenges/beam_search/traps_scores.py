@@ -67,9 +67,23 @@ def the_longer_end_wins(submission: Submission, rng: np.random.Generator) -> Non
         "key=lambda hypothesis: -hypothesis.score)",
         "key=lambda h: -h.score * len(h.tokens) ** self.rules.length_penalty)",
     ),
+    also=[
+        # The pool is cut by sum, and listed by score.
+        edit(
+            "        del self.pool[self.rules.beam_width :]\n",
+            "        power = self.rules.length_penalty\n"
+            "        self.pool.sort(key=lambda h: -h.score * len(h.tokens) ** power)\n"
+            "        del self.pool[self.rules.beam_width :]\n"
+            "        self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n",
+        )
+    ],
 )
 def ranked_by_sum(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
+    E, A, B = tokens(rng, 3)
+    # The longer one also keeps its place in a pool of one.
+    table: Table = {(): {E: -2.0, A: -1.0}, (A,): {E: -2.0, B: -9.0}}
+    best(one(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E), [A, E], -1.5)
 
 
 @trap(
