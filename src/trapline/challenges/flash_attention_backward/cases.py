@@ -25,7 +25,14 @@ from trapline.gold.attention import oracle
 Saved = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 NAMES = ("dq", "dk", "dv")
 #: Checks that take seconds: mutants of other bugs are not asked them.
-SLOW = frozenset({"score-matrix-in-memory", "mask-for-all-pairs"})
+SLOW = frozenset(
+    {
+        "score-matrix-in-memory",
+        "mask-for-all-pairs",
+        "forward-score-matrix-in-memory",
+        "forward-mask-for-all-pairs",
+    }
+)
 
 
 def saved(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> Saved:

@@ -11,6 +11,8 @@ BACKWARD_MASK = (
 WEIGHTS = "return np.exp(np.minimum(scores - finite[:, None], 0))"
 #: Without the bound of 1: most answers have none, and weights from a wrong score exceed 1.
 UNBOUNDED = (WEIGHTS, "return np.exp(scores - finite[:, None])")
+#: Without zeros for dout of rows that see no key: answers that skip such rows need none.
+UNHEARD = ("    dout = _heard(dout, lse)\n", "")
 DSCORES = "dscores = weights * (dweights - delta[b, h, rows, None]) * D**-0.5"
 #: The forward pass's heads and its tile of queries.
 FORWARD_HEAD = "        g = h // (H // G)\n        for start in range(0, T, tile):"

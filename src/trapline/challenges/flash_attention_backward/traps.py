@@ -5,6 +5,8 @@ from trapline.challenges.flash_attention_backward import (
     traps_both,
     traps_edges,
     traps_formula,
+    traps_forward,
+    traps_memory,
     traps_numbers,
     traps_ranges,
     traps_shapes,
@@ -20,4 +22,6 @@ PARTS = (
     traps_edges,
     traps_ranges,
     traps_strides,
+    traps_forward,
+    traps_memory,
 )

@@ -6,13 +6,11 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
-    NAMES,
     Saved,
     differentiates,
     draw,
     saved,
     saved_in_scope,
-    triple,
 )
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
@@ -21,9 +19,9 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     RECOMPUTE,
     ROW_LOOP,
     SCORES,
+    UNHEARD,
 )
-from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, form, weighed
-from trapline.challenges.flash_attention_forward.situations import holds_no_mask, holds_no_matrix
+from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape
 
 _ZEROS = "dq, dk, dv = (np.zeros(x.shape, x.dtype) for x in (q, k, v))"
 
@@ -40,13 +38,14 @@ def _single(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4), rng, False, np.float32), tile=4)
 
 
-def arguments_survive(submission: Submission, arguments: Saved) -> None:
-    """After a call, every argument is what it was."""
+def survives(submission: Submission, arguments: Saved, *which: str) -> None:
+    """After a backward call, these arguments are what they were."""
     arguments = saved_in_scope(submission.scope, arguments, True)
     _, after = submission.observe("flash_attention_backward", *arguments, causal=True, tile=4)
     names = ("dout", "q", "k", "v", "out", "lse")
     for name, left, given in zip(names, after, arguments, strict=True):
-        expect.equal(left, given, f"{name} after the call")
+        if name in which:
+            expect.equal(left, given, f"{name} after the call")
 
 
 @trap(
@@ -56,7 +55,8 @@ def arguments_survive(submission: Submission, arguments: Saved) -> None:
     mutant=edit("(dout * out).sum", "np.multiply(dout, out, out=out).sum"),
 )
 def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
-    arguments_survive(submission, draw(Shape(H=2, G=1, T=6, S=6), rng, True))
+    for H in (1, 2):  # folded heads may be a copy, one head is not
+        survives(submission, draw(Shape(H=H, T=6, S=6), rng, True), "out")
 
 
 @trap(
@@ -71,7 +71,8 @@ def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     control=ordinary,
 )
 def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
-    arguments_survive(submission, draw(Shape(H=2, G=1, T=8, S=5), rng, True))
+    for H in (1, 2):  # folded heads may be a copy, one head is not
+        survives(submission, draw(Shape(H=H, T=8, S=5), rng, True), "lse")
 
 
 @trap(
@@ -83,7 +84,8 @@ def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     control=ordinary,
 )
 def blind_rows_of_dout_zeroed(submission: Submission, rng: np.random.Generator) -> None:
-    arguments_survive(submission, draw(Shape(H=2, G=1, T=8, S=5), rng, True))
+    for H in (1, 2):  # folded heads may be a copy, one head is not
+        survives(submission, draw(Shape(H=H, T=8, S=5), rng, True), "dout")
 
 
 @trap(
@@ -98,7 +100,7 @@ def blind_rows_of_dout_zeroed(submission: Submission, rng: np.random.Generator) 
 )
 def dout_scaled_in_place(submission: Submission, rng: np.random.Generator) -> None:
     # Width 3: dividing by its scale again does not give back every number.
-    arguments_survive(submission, draw(Shape(T=64, S=64, D=3), rng, True))
+    survives(submission, draw(Shape(T=64, S=64, D=3), rng, True), "dout")
 
 
 @trap(
@@ -161,7 +163,10 @@ def gradients_in_single(submission: Submission, rng: np.random.Generator) -> Non
         "dout[b, h, rows] @ v[b, g, cols].T",
         "(dout[b, h, rows] @ v[b, g, cols].T).astype(np.float32)",
     ),
-    also=[edit("(dout * out).sum(axis=-1)", "(dout * out).astype(np.float32).sum(axis=-1)")],
+    also=[
+        edit("(dout * out).sum(axis=-1)", "(dout * out).astype(np.float32).sum(axis=-1)"),
+        edit("np.where(lse == -np.inf, 0, lse)", "np.where(lse == -np.inf, 0, lse).astype('f4')"),
+    ],
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=6, S=6), rng, False), tile=4)
@@ -190,65 +195,6 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
 def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:
     # One query and one key: nothing is rounded, so that only the dtype can differ.
     differentiates(submission, draw(Shape(T=1, S=1), rng, False, np.float32), tile=4)
-
-
-def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, int]:
-    """By how many bytes memory rises for 3072 queries and keys, and how many pairs these are."""
-    q, k, v = Shape(T=3072, S=3072).draw(rng, np.float32)
-    dout = rng.standard_normal(q.shape).astype(q.dtype)
-    saved_pair = blockwise(q, k, v)
-    answer, rise = weighed(
-        submission, "flash_attention_backward", dout, q, k, v, *saved_pair, causal=True, tile=64
-    )
-    for name, got in zip(NAMES, triple(answer), strict=True):
-        form(submission.scope, got, q, q.dtype, name)
-    # The weights of a row sum to one, so dv sums to dout.
-    total = triple(answer)[2].astype(np.float64).sum(axis=2)
-    expect.close(total, dout.sum(axis=2, dtype=np.float64), atol=0.1, what="dv summed over keys")
-    return rise, q.shape[2] * k.shape[2]
-
-
-def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Causal attention of a square problem in its own dtype, a block of rows at a time."""
-    outs, lses = [], []
-    for end in range(256, q.shape[2] + 1, 256):
-        scores = q[:, :, end - 256 : end] @ k[:, :, :end].swapaxes(2, 3) * q.shape[3] ** -0.5
-        weights = np.tril(np.exp(scores), k=end - 256)
-        total = weights.sum(axis=3)
-        outs.append(weights @ v[:, :, :end] / total[..., None])
-        lses.append(np.log(total))
-    return np.concatenate(outs, axis=2), np.concatenate(lses, axis=2)
-
-
-@trap(
-    catches="memory that grows as T·S: weights and their gradients are held whole",
-    severity="critical",
-    story="3072 queries and keys have 36 MiB of weights; half of that is far more than tiles and "
-    "gradients need.",
-    mutant=insert_after(CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
-    seen=BLIND,
-    control=ordinary,
-)
-def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
-    holds_no_matrix(*memory_rise(submission, rng), "weights")
-
-
-@trap(
-    catches="the weights are tiled, but the causal mask is made for all T·S pairs at once",
-    severity="major",
-    story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
-    mutant=edits(
-        (
-            "    # The sum over keys of weight",
-            "    pairs = np.arange(S) > np.arange(T)[:, None] + S - T\n"
-            "    # The sum over keys of weight",
-        ),
-        ("weights = _weights(", "weights = ~(causal & pairs[rows, cols]) * _weights("),
-    ),
-    control=ordinary,
-)
-def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
-    holds_no_mask(*memory_rise(submission, rng))
 
 
 # --- nothing there --------------------------------------------------------------------------------
@@ -368,6 +314,23 @@ def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
 
 
 @trap(
+    catches="dout, out and lse are not checked at all",
+    severity="minor",
+    story="They came from the forward pass, it is said; rows beyond those of q are ignored.",
+    mutant=edit(CHECKED, ""),
+    also=[edits((CHECKED, ""), UNHEARD)],
+    dimension="robustness",
+    seen=BLIND,
+    control=ordinary,
+)
+def saved_arrays_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, out, lse = draw(Shape(T=6, S=6), rng, False)
+    longer = [np.concatenate([x, x[:, :, :2]], axis=2) for x in (dout, out, lse)]
+    call = longer[0], q, k, v, longer[1], longer[2]
+    expect.raises(REFUSALS, submission.flash_attention_backward, *call)
+
+
+@trap(
     catches="integer gradients are accepted",
     severity="minor",
     story="np.ones with an integer dtype as upstream gradient passes every multiplication.",
@@ -408,28 +371,65 @@ def complex_inputs_accepted(submission: Submission, rng: np.random.Generator) ->
     expect.raises(REFUSALS, submission.flash_attention, q, k, v)
 
 
+_FORWARD_CHECKED = "    _check(q, k, v, tile)\n    (B, H"
+#: Each pass with q, or k, scaled in the caller's memory; the answers stay right.
+_UNSCALED_SUM = (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])")
+_Q_IN_FORWARD = (
+    (_FORWARD_CHECKED, _FORWARD_CHECKED.replace("\n", "\n    q *= q.shape[3] ** -0.5\n")),
+    ("    q = q * D**-0.5\n", ""),
+)
+_Q_IN_BACKWARD = (
+    (CHECKED, CHECKED + "    q *= q.shape[3] ** -0.5\n"),
+    (SCORES, "scores = q @ k[cols].T"),
+    _UNSCALED_SUM,
+    ("dscores @ k[b, g, cols]", "dscores @ k[b, g, cols] * D**-0.5"),
+)
+_K_IN_FORWARD = (
+    (_FORWARD_CHECKED, _FORWARD_CHECKED.replace("\n", "\n    k *= k.shape[3] ** -0.5\n")),
+    ("    q = q * D**-0.5\n", ""),
+)
+_K_IN_BACKWARD = (
+    (CHECKED, CHECKED + "    k *= k.shape[3] ** -0.5\n"),
+    (SCORES, "scores = q @ k[cols].T"),
+    _UNSCALED_SUM,
+    ("dscores.T @ q[b, h, rows]", "dscores.T @ q[b, h, rows] * D**-0.5"),
+)
+
+
+def survives_both(submission: Submission, rng: np.random.Generator, *which: str) -> None:
+    """After a call of either pass, these of q, k and v are what they were."""
+    arguments = draw(Shape(T=6, S=6, D=3), rng, True)
+    given = dict(zip(("q", "k", "v"), arguments[1:4], strict=True))
+    _, after = submission.observe("flash_attention", *given.values(), causal=True, tile=8)
+    for (name, before), left in zip(given.items(), after, strict=True):
+        if name in which:
+            expect.equal(left, before, f"{name} after the forward pass")
+    survives(submission, arguments, *which)
+
+
 @trap(
     catches="q is scaled in place, so the caller's array changes",
     severity="critical",
     story="A reshaped or asarray'd q is still the caller's memory.",
-    mutant=edits(
-        (
-            "    _check(q, k, v, tile)\n    (B, H",
-            "    _check(q, k, v, tile)\n    q *= q.shape[3] ** -0.5\n    (B, H",
-        ),
-        ("    q = q * D**-0.5\n", ""),
-        (CHECKED, CHECKED + "    q *= q.shape[3] ** -0.5\n"),
-        (SCORES, "scores = q @ k[cols].T"),
-        (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
-        ("dscores @ k[b, g, cols]", "dscores @ k[b, g, cols] * D**-0.5"),
-    ),
+    mutant=edits(*_Q_IN_FORWARD, *_Q_IN_BACKWARD),
+    also=[edits(*_Q_IN_FORWARD), edits(*_Q_IN_BACKWARD)],
     seen=BLIND,
+    control=ordinary,
 )
 def q_scaled_in_place(submission: Submission, rng: np.random.Generator) -> None:
-    given = Shape(T=6, S=6, D=3).draw(rng)
-    _, after = submission.observe("flash_attention", *given, tile=8)
-    for name, left, before in zip(("q", "k", "v"), after, given, strict=True):
-        expect.equal(left, before, f"{name} after the call")
+    survives_both(submission, rng, "q")
+
+
+@trap(
+    catches="k or v is changed in place, such as keys that are scaled",
+    severity="major",
+    story="A reshaped or asarray'd k is still the caller's memory.",
+    mutant=edits(*_K_IN_FORWARD),
+    also=[edits(*_K_IN_BACKWARD)],
+    control=ordinary,
+)
+def keys_changed_in_place(submission: Submission, rng: np.random.Generator) -> None:
+    survives_both(submission, rng, "k", "v")
 
 
 @trap(
@@ -449,4 +449,4 @@ def q_scaled_in_place(submission: Submission, rng: np.random.Generator) -> None:
     control=ordinary,
 )
 def large_lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
-    arguments_survive(submission, with_logits(rng, [30.0, 31.0, 29.0, 30.0], 4, True))
+    survives(submission, with_logits(rng, [30.0, 31.0, 29.0, 30.0], 4, True), "lse")

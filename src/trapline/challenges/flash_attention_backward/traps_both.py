@@ -20,6 +20,8 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     RECOMPUTE,
     ROW_LOOP,
     SCORES,
+    UNBOUNDED,
+    UNHEARD,
     mask,
     with_saved,
 )
@@ -163,7 +165,7 @@ def next_key_seen(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="With T = S the offset S − T is 0, and most tests have T = S.",
     mutant=edits(*_FIRST_KEY, RECOMPUTE),
-    also=with_saved(*_FIRST_KEY),
+    also=[*with_saved(*_FIRST_KEY), edits(*_FIRST_KEY, UNBOUNDED, UNHEARD)],
     seen=BLIND,
     control=ordinary,
 )
@@ -297,19 +299,27 @@ def positions_of_folded_rows(submission: Submission, rng: np.random.Generator) -
     attends(submission, *Shape(H=2, G=1, T=4, S=4).draw(rng), causal=True, tile=8)
 
 
+def low_scores(submission: Submission, rng: np.random.Generator) -> None:
+    """Scores far below 0, every key visible."""
+    for low in (-3e4, -3e10):
+        _, q, k, v, _, _ = with_logits(rng, [low] * 4, 4, False)
+        attends(submission, q, k, v, tile=8)
+
+
 @trap(
     catches="hidden scores are finite, such as −1e4 or −1e9, and real scores can be below them",
     severity="critical",
     story="A finite mask gives hidden keys all the weight where the real scores are lower.",
     mutant=edits(*_mild("-1e4"), RECOMPUTE),
     also=[
+        edits(*_mild("-1e4")),
         edits(*_mild("-1e9"), RECOMPUTE),
         edits(*_mild("-1e9")),
         edits(_mild("-1e9")[0]),
         edits(_mild("-1e4")[0]),
     ],
     seen=BLIND,
-    control=ordinary,
+    control=low_scores,
 )
 def mask_too_mild(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e10):
@@ -593,10 +603,11 @@ def four_by_four(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="lse mixes a natural maximum with a logarithm to base 2",
+    catches="lse is a logarithm to base 2, or mixes a natural maximum with one",
     severity="major",
     story="out is right, and only a backward pass by another author sees it.",
     mutant=edit("np.log(total)", "np.log2(total)"),
+    also=[edit("peak + np.log(total)", "(peak + np.log(total)) / np.log(2.0)")],
     seen=BLIND,
 )
 def forward_lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:

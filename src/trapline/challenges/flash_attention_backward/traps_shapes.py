@@ -132,13 +132,19 @@ def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None
     causal_square(submission, rng)
 
 
+def low_logits(submission: Submission, rng: np.random.Generator) -> None:
+    """Logits far below 0, every key visible."""
+    for low in (-3e4, -3e9):
+        differentiates(submission, with_logits(rng, [low] * 6, 6, False), tile=3)
+
+
 @trap(
     catches="a finite mask that is larger than real logits gives hidden keys huge weights",
     severity="major",
     story="With all real logits at −3·10⁴, a mask of −10⁴ becomes exp(2·10⁴).",
     mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n")),
     also=[edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e9\n"))],
-    control=ordinary,
+    control=low_logits,
 )
 def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e9):

@@ -1,0 +1,131 @@
+"""Bugs of memory: what grows as T·S, in either pass."""
+
+import numpy as np
+
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.process.proxy import Submission
+from trapline.challenges.flash_attention_backward.cases import NAMES, triple
+from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary
+from trapline.challenges.flash_attention_backward.solution_lines import CHECKED
+from trapline.challenges.flash_attention_forward.cases import Shape, agrees, form, pair, weighed
+from trapline.challenges.flash_attention_forward.situations import holds_no_matrix
+
+_LSE = "    lse = np.zeros((B, H, T), q.dtype)\n"
+_FORWARD_CHECKED = "    _check(q, k, v, tile)\n    (B, H"
+#: Queries and keys of every situation here, and how many pairs these are.
+LENGTH = 3072
+PAIRS = LENGTH * LENGTH
+
+
+def backward_rise(submission: Submission, rng: np.random.Generator, causal: bool) -> int:
+    """By how many bytes memory rises in a backward pass; its dv is right in the sum."""
+    q, k, v = Shape(T=LENGTH, S=LENGTH).draw(rng, np.float32)
+    dout = rng.standard_normal(q.shape).astype(q.dtype)
+    arguments = dout, q, k, v, *blockwise(q, k, v, causal)
+    settings = {"causal": causal, "tile": 64}
+    answer, rise = weighed(submission, "flash_attention_backward", *arguments, **settings)
+    for name, got in zip(NAMES, triple(answer), strict=True):
+        form(submission.scope, got, q, q.dtype, name)
+    # The weights of a row sum to one, so dv sums to dout.
+    total = triple(answer)[2].astype(np.float64).sum(axis=2)
+    expect.close(total, dout.sum(axis=2, dtype=np.float64), atol=0.1, what="dv summed over keys")
+    return rise
+
+
+def forward_rise(submission: Submission, rng: np.random.Generator, causal: bool) -> int:
+    """By how many bytes memory rises in a forward pass; its last rows are right."""
+    q, k, v = Shape(T=LENGTH, S=LENGTH).draw(rng, np.float32)
+    answer, rise = weighed(submission, "flash_attention", q, k, v, causal=causal, tile=64)
+    scope = submission.scope
+    out, lse = pair(answer)
+    last = out[:, :, -2:], lse[:, :, -2:] if scope.has("lse") else None
+    agrees(last, q[:, :, -2:], k, v, causal, scope)
+    return rise
+
+
+def blockwise(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of a square problem in its own dtype, a block of rows at a time."""
+    outs, lses = [], []
+    for end in range(256, q.shape[2] + 1, 256):
+        weights = np.exp(q[:, :, end - 256 : end] @ k.swapaxes(2, 3) * q.shape[3] ** -0.5)
+        if causal:
+            weights = np.tril(weights, k=end - 256)
+        total = weights.sum(axis=3)
+        outs.append(weights @ v / total[..., None])
+        lses.append(np.log(total))
+    return np.concatenate(outs, axis=2), np.concatenate(lses, axis=2)
+
+
+def is_mask(masked: int, plain: int) -> bool:
+    """Memory rose by a byte for every pair under causal, and by no matrix of scores without it."""
+    return masked >= PAIRS // 2 and plain < 2 * PAIRS
+
+
+@trap(
+    catches="memory that grows as T·S: weights and their gradients are held whole",
+    severity="critical",
+    story="3072 queries and keys have 36 MiB of weights; half of that is far more than tiles and "
+    "gradients need.",
+    mutant=insert_after(CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
+    seen=BLIND,
+    control=ordinary,
+)
+def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
+    holds_no_matrix(backward_rise(submission, rng, False), PAIRS, "weights")
+
+
+_BY_TRIU = "np.triu(np.ones((T, S), bool), S - T + 1) if causal else None"
+_WHOLE_MASK = "np.arange(S) > np.arange(T)[:, None] + S - T if causal else None"
+_SUM = "    # The sum over keys of weight"
+_SLICED = (
+    "weights = _weights(",
+    "weights = (1 if pairs is None else ~pairs[rows, cols]) * _weights(",
+)
+
+
+@trap(
+    catches="the weights are tiled, but the causal mask is made for all T·S pairs at once",
+    severity="major",
+    story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
+    mutant=edits((_SUM, f"    pairs = {_WHOLE_MASK}\n" + _SUM), _SLICED),
+    also=[edits((_SUM, f"    pairs = {_BY_TRIU}\n" + _SUM), _SLICED)],
+    seen=BLIND,
+    control=ordinary,
+)
+def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
+    masked = backward_rise(submission, rng, True)
+    if masked >= PAIRS // 2:
+        plain = backward_rise(submission, rng, False)
+        expect.that(not is_mask(masked, plain), f"causal=True takes {masked >> 20} MiB")
+
+
+@trap(
+    catches="the forward pass holds the scores whole: memory that grows as T·S",
+    severity="major",
+    story="Only the backward pass is written in tiles.",
+    mutant=edit(
+        _FORWARD_CHECKED,
+        _FORWARD_CHECKED.replace("\n", "\n    tile = max(q.shape[2], k.shape[2], 1)\n"),
+    ),
+    control=ordinary,
+)
+def forward_score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
+    holds_no_matrix(forward_rise(submission, rng, False), PAIRS, "scores")
+
+
+@trap(
+    catches="the forward pass makes the causal mask for all T·S pairs at once",
+    severity="major",
+    story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
+    mutant=insert_after(_LSE, f"    pairs = {_WHOLE_MASK}\n"),
+    also=[insert_after(_LSE, f"    pairs = {_BY_TRIU}\n")],
+    control=ordinary,
+)
+def forward_mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
+    masked = forward_rise(submission, rng, True)
+    if masked >= PAIRS // 2:
+        plain = forward_rise(submission, rng, False)
+        expect.that(not is_mask(masked, plain), f"causal=True takes {masked >> 20} MiB")
