@@ -29,6 +29,7 @@ def _refuses_dy(submission: Submission, p: Problem, dy: np.ndarray) -> None:
     severity="minor",
     story="A checkpoint of another width then loads silently.",
     mutant=edit(_SHAPES, "gamma.shape not in ((width,), (1,)) or beta.shape != (width,)"),
+    also=[edit(_SHAPES, "beta.shape != (width,)")],
     dimension="robustness",
 )
 def gamma_broadcast(submission: Submission, rng: Rng) -> None:
@@ -41,7 +42,9 @@ def gamma_broadcast(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A checkpoint of another width then loads silently.",
     mutant=edit(_SHAPES, "gamma.shape != (width,) or beta.shape not in ((width,), (1,))"),
+    also=[edit(_SHAPES, "gamma.shape != (width,)")],
     dimension="robustness",
+    seen=WRITTEN_BLIND,
 )
 def beta_broadcast(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -58,6 +61,18 @@ def beta_broadcast(submission: Submission, rng: Rng) -> None:
 def gamma_of_rank_2(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
     _refuses(submission, p._replace(gamma=p.gamma[None]))
+
+
+@trap(
+    catches="a beta of shape (1, D) is accepted",
+    severity="minor",
+    story="Broadcasting hides that the parameter has an axis too many.",
+    mutant=edit(_SHAPES, "gamma.shape != (width,) or beta.shape not in ((width,), (1, width))"),
+    dimension="robustness",
+)
+def beta_of_rank_2(submission: Submission, rng: Rng) -> None:
+    p = problem(rng)
+    _refuses(submission, p._replace(beta=p.beta[None]))
 
 
 @trap(
@@ -94,6 +109,26 @@ def dy_broadcast(submission: Submission, rng: Rng) -> None:
 def dy_shape_unchecked(submission: Submission, rng: Rng) -> None:
     p = plain(rng)
     _refuses_dy(submission, p, p.dy[:, :, :1])
+
+
+@trap(
+    catches="a dy with as many elements as x, but of another shape, is accepted",
+    severity="minor",
+    story="dy is reshaped to rows before its shape is compared.",
+    mutant=edit(
+        _DY_SHAPE,
+        "if dy.size == x_hat.size and dy.shape[-1:] == x_hat.shape[-1:]:\n"
+        "        dy = dy.reshape(x_hat.shape)\n"
+        f"    {_DY_SHAPE}",
+    ),
+    dimension="robustness",
+)
+def dy_of_another_order(submission: Submission, rng: Rng) -> None:
+    """Axes (T, B, D) and (B · T, D)."""
+    p = plain(rng)
+    B, T, D = p.dy.shape
+    for shape in ((T, B, D), (B * T, D)):
+        _refuses_dy(submission, p, p.dy.reshape(shape))
 
 
 @trap(
