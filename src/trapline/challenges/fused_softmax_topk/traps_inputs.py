@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import (
     DTYPES,
@@ -60,7 +60,8 @@ def strides_refused(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the maximum subtracted, or winners masked, in the caller's array",
+    catches="the caller's logits are overwritten: the maximum subtracted, exponentials taken or "
+    "winners masked in place",
     severity="critical",
     story="Repeated argmax writes −inf into the logits, which the sampler still needs.",
     seen=WRITTEN_BLIND,
@@ -86,6 +87,38 @@ def logits_modified(submission: Submission, rng: Rng) -> None:
         logits = logits_of(rng, (3, 30), dtype)
         _, after = submission.observe("softmax_topk", logits, 4)
         expect.that(np.array_equal(after[0], logits), "the logits differ after the call")
+
+
+def _overwritten(by: str) -> Mutant:
+    """A tile of float64 is a view of the caller's array, and what comes later reads it again."""
+    line = "        largest, total = _accumulate(largest, total, tile)\n"
+    return insert_after(
+        line,
+        "        is_view = logits.dtype == np.float64 and logits.flags.writeable\n"
+        "        if is_view and largest > -np.inf:\n"
+        f"            tile = {by}\n"
+        "            logits[start : start + TILE] = tile\n",
+    )
+
+
+def _short_float32(submission: Submission, rng: Rng) -> None:
+    """A control: a conversion to float64 copies these."""
+    ask(submission, logits_of(rng, (2, 30), np.float32), 30)
+
+
+@trap(
+    catches="float64 logits are overwritten with exponentials or differences before they are read "
+    "for the last time: tiles of that dtype are views of the caller's array",
+    severity="critical",
+    story="A conversion with copy=False copies every dtype but float64.",
+    mutant=_overwritten("_weights(tile, largest)"),
+    also=[_overwritten("tile - largest")],
+    seen=WRITTEN_BLIND,
+    control=_short_float32,
+)
+def logits_overwritten_while_needed(submission: Submission, rng: Rng) -> None:
+    """k = V: whatever is read, all of it is taken, in the right order."""
+    ask(submission, logits_of(rng, (2, 30)), 30)
 
 
 @trap(
@@ -124,9 +157,10 @@ def no_rows_crash(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="an N × V temporary, which the fusion is meant to avoid",
+    catches="an N × V temporary, which the fusion is meant to avoid: the whole matrix widened, "
+    "shifted, exponentiated or made contiguous at once",
     severity="critical",
-    story="The whole matrix is widened, shifted or exponentiated at once.",
+    story="np.ascontiguousarray copies every view that is not contiguous.",
     mutant=insert_after(CHECKED, "    logits = logits - np.zeros((), logits.dtype)\n"),
     seen=WRITTEN_BLIND,
     control=one_tile,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, Rng, ask, logits_of
 from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile
@@ -120,6 +120,74 @@ def last_of_the_equals(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="the first k entries at or above the k-th largest logit are taken: equals at the cut "
+    "push out larger ones to their right",
+    severity="major",
+    story="Equals may only take the places that larger ones leave.",
+    mutant=edit(
+        ANSWER,
+        "cut, starts = best[-1], range(0, logits.size, TILE)\n"
+        "    parts = [s + np.flatnonzero(logits[s : s + TILE] >= cut)[:k] for s in starts]\n"
+        "    places = np.concatenate(parts)[:k]\n"
+        "    places = places[np.argsort(-logits[places], kind='stable')]\n"
+        "    best = logits[places].astype(np.float64)\n"
+        f"    {ANSWER}",
+    ),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def first_at_or_above_the_cut(submission: Submission, rng: Rng) -> None:
+    """Several equals, and a better one to their right; k = 2 leaves no equals to be sorted."""
+    logits = np.full((1, 12), -1.5)
+    logits[0, 6 + rng.integers(6)] = 2.0
+    ask(submission, logits, 2)
+
+
+def _only_the_first(count: str) -> Mutant:
+    """Of the k places of a row only so many are filled; the others hold zeros."""
+    return edits(
+        *ZEROS,
+        (
+            CALL,
+            "some, where = _one_row(logits[row], k)\n"
+            "        values = logits[row][where]\n"
+            f"        count = {count}\n"
+            "        probs[row, :count], indices[row, :count] = some[:count], where[:count]",
+        ),
+    )
+
+
+@trap(
+    catches="of the entries equal to the k-th largest logit, one or all are left out, and the last "
+    "places stay empty",
+    severity="major",
+    story="A strict comparison with the cut, or with the number of equals that still fit.",
+    mutant=_only_the_first("k - 1"),
+    also=[_only_the_first("np.sum(values > values[-1])")],
+)
+def cut_left_out(submission: Submission, rng: Rng) -> None:
+    logits = np.full((1, 12), -1.5)
+    logits[0, rng.permutation(12)[:2]] = 1.0, 2.0
+    ask(submission, logits, 5)
+
+
+@trap(
+    catches="the list of candidates begins with zeros, which beat negative logits",
+    severity="major",
+    story="A list that is to be filled with larger values must begin with −inf.",
+    mutant=edit(
+        "best, places = np.empty(0), np.empty(0, np.int64)",
+        "best, places = np.zeros(k), np.zeros(k, np.int64)",
+    ),
+    also=[_only_the_first("np.sum(values > 0.0)")],
+)
+def candidates_begin_with_zeros(submission: Submission, rng: Rng) -> None:
+    logits = -1.0 - abs(logits_of(rng, (1, 12)))
+    logits[0, rng.permutation(12)[:2]] = 1.0, 2.0
+    ask(submission, logits, 4)
+
+
+@trap(
     catches="an arbitrary choice among equals where k cuts through them",
     severity="major",
     story="Partitioning returns any of the equal elements, so the answer depends on the algorithm.",
@@ -134,12 +202,28 @@ def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
     ask(submission, logits, 9)
 
 
+def _winners_sorted(order: str) -> Mutant:
+    """The winners, in the order of their columns, are sorted in this way."""
+    return edit(
+        ANSWER,
+        "places = np.sort(places)\n"
+        "    best = logits[places].astype(np.float64)\n"
+        f"    order = {order}\n"
+        "    best, places = best[order], places[order]\n"
+        f"    {ANSWER}",
+    )
+
+
 @trap(
     catches="a sort that is not stable: equal logits come in arbitrary order",
     severity="major",
     story="NumPy's default sort keeps the order of equals only in arrays of up to 16 elements.",
     mutant=edits(*_UNFILTERED, (ORDER, "order = np.argsort(-values)[:k]")),
-    also=[edits(*_UNFILTERED, (ORDER, "order = np.argsort(values)[::-1][:k]"))],
+    also=[
+        edits(*_UNFILTERED, (ORDER, "order = np.argsort(values)[::-1][:k]")),
+        _winners_sorted("np.argsort(-best)"),
+        _winners_sorted("np.argsort(best)[::-1]"),
+    ],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )

@@ -15,7 +15,7 @@ from trapline.challenges.fused_softmax_topk.cases import (
     pair,
 )
 from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile, sparse
-from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, CALL, PROBS, SUM
+from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, CALL, PROBS, SUM, TILE
 from trapline.gold.softmax_topk import oracle
 
 # Parts of the gold solution that several mutants edit.
@@ -256,7 +256,7 @@ def float16_numerators(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the sum over float16 logits is computed in float16 throughout",
+    catches="the exponentials and the sum of float16 logits are computed in float16",
     severity="major",
     story="Arithmetic in the dtype of the logits, where the contract asks for float32 or better.",
     mutant=edits(
@@ -270,6 +270,17 @@ def float16_numerators(submission: Submission, rng: Rng) -> None:
         ),
         (SUM, SUM.replace("_weights(tile, new)", "np.exp(tile.astype(dtype) - dtype.type(new))")),
     ),
+    # Nothing is widened: the running sum and the numerators are narrow, too.
+    also=[
+        edits(
+            (TILE, TILE.removesuffix(".astype(np.float64)")),
+            ("best, places = np.empty(0),", "best, places = np.empty(0, logits.dtype),"),
+            (
+                "largest, total = -np.inf, 0.0",
+                "largest, total = np.array([-np.inf, 0.0], logits.dtype)",
+            ),
+        )
+    ],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )

@@ -250,6 +250,27 @@ def last_row_dropped(submission: Submission, rng: Rng) -> None:
         ask(submission, logits_of(rng, (rows, 20)), 3)
 
 
+@trap(
+    catches="rows beyond the first block of rows are lost, or answered in the place of others",
+    severity="major",
+    story="Batches of tests are shorter than a block.",
+    mutant=edits((LOOP, "    for row in range(min(rows, 1024)):\n"), *ZEROS),
+    also=[
+        edits(
+            (
+                CALL,
+                CALL.replace("probs[row], indices[row]", "probs[row % 1024], indices[row % 1024]"),
+            ),
+            *ZEROS,
+        )
+    ],
+    control=one_tile,
+)
+def rows_of_later_blocks(submission: Submission, rng: Rng) -> None:
+    """More numbers than a block of 2^17 holds."""
+    ask(submission, logits_of(rng, (4099, 32)), 2)
+
+
 # --- which candidates enter -----------------------------------------------------------------------
 
 
@@ -265,6 +286,30 @@ def late_last_place(submission: Submission, rng: Rng) -> None:
     first, second, third = rng.permutation(32)[:3]
     early = {first: 5.0, second: 4.0, third: -1.0}
     ask(submission, sparse(early | {LATE + rng.integers(32): 0.0}), 3)
+
+
+@trap(
+    catches="only the last tile of a row is ranked: the entries kept from earlier ones are "
+    "forgotten",
+    severity="major",
+    story="The kept entries are replaced where they should be merged.",
+    mutant=edit(MERGE, MERGE.replace("best, places, tile", "best[:0], places[:0], tile")),
+    control=one_tile,
+)
+def only_the_last_tile_ranked(submission: Submission, rng: Rng) -> None:
+    ask(submission, sparse({rng.integers(32): 1.0, LENGTH - 1: 0.0}), 1)
+
+
+@trap(
+    catches="only the first tile of a row is ranked, though all of them are summed",
+    severity="major",
+    story="A list that is full takes nothing in, however large.",
+    mutant=edit(FRESH, FRESH.replace("np.flatnonzero(tile > best[-1])", "np.arange(0)")),
+    control=one_tile,
+)
+def only_the_first_tile_ranked(submission: Submission, rng: Rng) -> None:
+    first, second = rng.permutation(32)[:2]
+    ask(submission, sparse({first: 1.0, second: 0.0, LATE + rng.integers(32): 2.0}), 2)
 
 
 @trap(
