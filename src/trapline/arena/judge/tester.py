@@ -1,13 +1,12 @@
 """The program that runs a submission's own tests inside a sandbox, on whatever text of
 `solution.py` it is given.
 
-Each run is a fork of one warm process, so pytest and NumPy are imported once. A run that hangs
-is ended.
+pytest starts once, and stops where it would collect tests. Each run is a fork of that process,
+which goes on from there. A run that hangs is ended.
 """
 
 import contextlib
 import gc
-import io
 import json
 import os
 import select
@@ -19,6 +18,8 @@ import time
 from typing import Any
 
 MAX_REPORT = 1 << 20
+#: The folder of every run; pytest knows it before the first.
+PLACE = "suite"
 
 
 class Counter:
@@ -45,18 +46,71 @@ class Counter:
         self.report["first"] = self.report["first"] or f"{report.nodeid}: {report.longrepr}"[:600]
 
 
-def run_tests(folder: str, stop_early: bool, explained: bool) -> dict[str, Any]:
-    """The suite in `folder`, with our configuration and without the submission's conftest."""
-    import pytest
+class Server:
+    """A pytest plugin: answers questions where tests would be collected. In the fork of a run the
+    hook returns, and pytest goes on."""
 
-    counter = Counter()
-    os.chdir(folder)
-    sys.path.insert(0, folder)
-    options = [*_options(folder), "--assert=rewrite" if explained else "--assert=plain"]
-    if stop_early:
-        options.append("-x")
-    counter.report["code"] = int(pytest.main(options, plugins=[counter]))
-    return counter.report
+    def __init__(self, channel: Any, submission: str, place: str) -> None:
+        self.channel, self.submission, self.place = channel, submission, place
+        #: In the fork of a run: where its report goes, and what was asked.
+        self.writing = -1
+        self.question: dict[str, Any] = {}
+
+    def pytest_collection(self, session: Any) -> bool | None:
+        # A collection of garbage after a fork copies every page that holds an object.
+        gc.collect()
+        gc.freeze()
+        os.rmdir(self.place)
+        self.channel.send({"op": "ready"})
+        while self.writing < 0:
+            try:
+                self.question, body = self.channel.receive()
+            except Exception:  # the channel closed
+                os._exit(0)
+            source = bytes(body).decode() if self.question["replaced"] else None
+            self.run(source)
+        session.config.option.maxfail = self.most_failures()
+        return True if self.question["explained"] else None  # True: nothing is collected
+
+    def most_failures(self) -> int:
+        return 1 if self.question["stop_early"] else 0
+
+    def run(self, source: str | None) -> None:
+        """Sends the report of a run; returns without it in the fork."""
+        self.lay_out(source)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            os.chdir(self.place)
+            sys.path.insert(0, self.place)
+            self.writing = writing
+            return
+        os.close(writing)
+        try:
+            report = _report(reading, time.monotonic() + self.question["seconds"])
+        finally:
+            os.close(reading)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            self.clear()
+        nonce = self.question["nonce"]
+        self.channel.send({"op": "tested", "nonce": nonce, "report": report})
+
+    def lay_out(self, source: str | None) -> None:
+        shutil.copytree(self.submission, self.place)
+        if source is not None:
+            path = os.path.join(self.place, "solution.py")
+            os.chmod(path, 0o600)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(source)
+
+    def clear(self) -> None:
+        """The next run finds nothing of this one, even where it cannot be removed."""
+        left = f"{self.place}-{self.question['nonce']}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.place, left)
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _options(folder: str) -> list[str]:
@@ -66,55 +120,29 @@ def _options(folder: str) -> list[str]:
     return [*options, "-c", os.devnull, "--confcutdir", folder, "--import-mode=prepend", folder]
 
 
-def warm_up() -> None:
-    """Does before the first fork what every run would do again: half of an empty run's time.
+def run_tests(server: Server) -> None:
+    """Serves until the channel closes. The fork of a run writes its report and ends here.
 
-    pytest imports its plugins when it runs, NumPy its generators when they are asked for, and a
-    collection of garbage after a fork copies every page that holds an object.
+    The suite runs with our configuration and without the submission's conftest.
     """
+    # What suites import: NumPy loads its generators when they are asked for.
     import numpy.random
     import numpy.testing  # noqa: F401
     import pytest
 
-    empty = os.path.join(os.getcwd(), "empty")
-    os.mkdir(empty)
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(_options(empty))
-    os.rmdir(empty)
-    gc.collect()
-    gc.freeze()
-
-
-def run_variant(submission: str, place: str, source: str | None, question: dict[str, Any]) -> Any:
-    """The report of one run in a fork of its own, or None when it gave none in time."""
-    shutil.copytree(submission, place)
-    if source is not None:
-        path = os.path.join(place, "solution.py")
-        os.chmod(path, 0o600)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(source)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        wanted = question["stop_early"], question["explained"]
-        _quietly(lambda: run_tests(place, *wanted), writing)
-    os.close(writing)
+    options = _options(server.place)
+    os.chdir(server.place)
     try:
-        return _report(reading, time.monotonic() + question["seconds"])
+        counter = Counter()
+        code = pytest.main([*options, "--assert=plain"], plugins=[counter, server])
+        if server.question.get("explained"):  # which takes an import hook that plain runs lack
+            counter, most = Counter(), f"--maxfail={server.most_failures()}"
+            code = pytest.main([*options, "--assert=rewrite", most], plugins=[counter])
+        counter.report["code"] = int(code)
+        os.write(server.writing, json.dumps(counter.report).encode()[:MAX_REPORT])
     finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _quietly(work: Any, writing: int) -> None:
-    """In the fork: do it, write the report, end without exit handlers."""
-    try:
-        os.write(writing, json.dumps(work()).encode()[:MAX_REPORT])
-    finally:
-        os._exit(0)
+        if server.writing >= 0:  # without exit handlers
+            os._exit(0)
 
 
 def _report(reading: int, deadline: float) -> Any:
@@ -138,19 +166,9 @@ def main() -> None:
     import wire
 
     channel = wire.Channel(socket.socket(fileno=int(sys.argv[1])))
-    warm_up()
-    channel.send({"op": "ready"})
-    scratch = os.getcwd()
-    while True:
-        try:
-            question, body = channel.receive()
-        except wire.WireError:
-            return
-        source = bytes(body).decode() if question["replaced"] else None
-        # A name that says nothing about what is tested in it.
-        place = os.path.join(scratch, question["nonce"])
-        report = run_variant(sys.argv[2], place, source, question)
-        channel.send({"op": "tested", "nonce": question["nonce"], "report": report})
+    place = os.path.join(os.getcwd(), PLACE)
+    os.mkdir(place)
+    run_tests(Server(channel, sys.argv[2], place))
 
 
 if __name__ == "__main__":
