@@ -1,8 +1,10 @@
 """How our own code is loaded: statement by statement, each compiled once."""
 
+import numpy as np
 import pytest
 
-from trapline.arena.process import local
+from trapline.arena.process import local, wire
+from trapline.arena.process.proxy import Submission
 
 LINES = "\n".join(f"L{n} = {n}" for n in range(40))
 TRICKY = '''"""First line.
@@ -79,3 +81,61 @@ def test_only_changed_statements_are_compiled_again(tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text(LINES.replace("= 7", "= 70"))
     assert local.load(tmp_path).other.L7 == 70
     assert [text for text, _ in compiled] == ["L7 = 70\n"]
+
+
+ARRAY = np.arange(12.0).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (None, True, 2**70, -0.0, float("inf"), "text"),
+        [ARRAY, (ARRAY.astype(np.float32), [np.int8(3)])],
+        (np.zeros((0, 3)), np.array(5), np.array([True]), np.float64(1.5)),
+        {"a": ARRAY, 3: (ARRAY, {})},
+        ARRAY[:, ::2],
+        ARRAY.T,
+        ARRAY.astype(">f8"),
+        [[[[[[[ARRAY]]]]]]],
+        list(range(1500)),
+    ],
+)
+@pytest.mark.parametrize("keep_strides", [True, False])
+def test_copy_is_what_travels_over_the_channel(monkeypatch, value, keep_strides):
+    quick = local._copied(value, None, None, keep_strides)
+    monkeypatch.setattr(local, "_SCALARS", frozenset())
+    monkeypatch.setattr(local, "_MOST_ITEMS", -1)
+    assert described(quick) == described(local._copied([value], None, None, keep_strides)[0])
+    for copied, given in zip(wire.arrays_in(quick), wire.arrays_in(value), strict=True):
+        assert copied.flags.writeable
+        assert not np.may_share_memory(copied, given)
+
+
+def described(value):
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value), value.dtype.str, value.shape, value.strides, value.tolist()
+    if isinstance(value, list | tuple):
+        return type(value), [described(item) for item in value]
+    if isinstance(value, dict):
+        return [(described(key), described(item)) for key, item in value.items()]
+    return type(value), value
+
+
+@pytest.mark.parametrize(
+    "value", [np.array(["text"]), np.zeros(2, np.clongdouble), np.zeros(1, object), {1, 2}]
+)
+def test_copy_refuses_what_the_channel_refuses(value):
+    with pytest.raises(wire.UnsendableError):
+        local._copied((1, value), None, None, False)
+
+
+def test_files_that_are_in_no_folder_run_in_another_process_too(tmp_path, sorting):
+    files = {
+        "solution.py": "import other\ndef answer():\n    return other.X\n",
+        "other.py": "X = 5",
+    }
+    folder, config = tmp_path / "mutant", sorting.sandbox_config("process")
+    with local.LocalSubmission(folder, config, files=files) as submission:
+        assert submission.answer() == 5
+        assert not folder.exists()
+        assert Submission.fresh(submission).answer() == submission.fresh().answer() == 5

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from tempfile import mkdtemp
 from typing import IO, Any
 
 from trapline.arena.challenge import Challenge
@@ -287,6 +286,8 @@ class _Server:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.loaded: dict[str, Submission] = {}
+        #: How many were loaded so far.
+        self.loads = 0
         #: Buffers of GPU subjects: some checks need gigabytes, which all subjects can share.
         self.rig: Rig | None = None
 
@@ -349,18 +350,20 @@ class _Server:
         return False
 
     def load(self, challenge: Challenge, subject: str | dict[str, str], full: bool) -> Submission:
-        folder = Path(mkdtemp(dir=self.folder))
-        for path, source in _files(challenge, subject).items():
-            (folder / path).write_text(source, encoding="utf-8")
+        self.loads += 1
+        folder, files = Path(self.folder, str(self.loads)), _files(challenge, subject)
         config = challenge.sandbox_config("process", challenge.plan.limits.mutant_seconds)
         if challenge.track == "gpu":
             from trapline.arena.gpu.local import LocalGpuSubmission  # imports torch
 
+            folder.mkdir()
+            for path, source in files.items():
+                (folder / path).write_text(source, encoding="utf-8")
             contract = entries(challenge.module("cases"))
             submission = LocalGpuSubmission(folder, config, contract, self.rig, full=full)
             self.rig = submission.rig
             return submission
-        return LocalSubmission(folder, config, full=full)
+        return LocalSubmission(folder, config, full=full, files=files)
 
 
 def _files(challenge: Challenge, subject: str | dict[str, str]) -> dict[str, str]:
@@ -379,10 +382,8 @@ def _limit_memory(challenge: Challenge) -> None:
 
     Set before every run, since threads of ended processes leave address space behind.
     """
-    used = (
-        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-        * resource.getpagesize()
-    )
+    with open("/proc/self/statm", "rb") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = used + (challenge.plan.limits.memory_mb << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))

@@ -254,11 +254,15 @@ class Submission:
 
     def fresh(self) -> "Submission":
         """The same submission in another process, which ends when the check does."""
-        other = Submission(self.folder, self.config, full=self.full)
+        other = Submission(self._folder_to_copy(), self.config, full=self.full)
         other.forgeries, other.transcript = self.forgeries, self.transcript
         other._ahead = self._fresh_ahead
         self._fresh.append(other)
         return other
+
+    def _folder_to_copy(self) -> Path:
+        """The submission's files, for another process."""
+        return self.folder
 
     @contextmanager
     def fresh_ahead(self, count: int) -> Iterator[SessionsAhead]:
