@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import trapline
@@ -245,9 +246,27 @@ def test_failure_of_the_reference_is_not_a_zero(sorting, level, monkeypatch):
         return weigh(challenge, submission, *others)
 
     monkeypatch.setattr(measure, "_weigh", failing)
+    monkeypatch.setattr(measure, "_reference_held", {})
     memory = graded_gold(sorting, level).dimensions["memory"]
     assert memory.score is None
     assert "the reference implementation failed: no answer within 4 s" in memory.reason
+
+
+def test_memory_of_the_reference_is_measured_once(sorting, level, monkeypatch):
+    from trapline.arena.judge import measure
+
+    weigh, weighed = measure._weigh, []
+
+    def counting(challenge, submission, *others):
+        weighed.append(submission.folder == sorting.solution)
+        return weigh(challenge, submission, *others)
+
+    monkeypatch.setattr(measure, "_weigh", counting)
+    monkeypatch.setattr(measure, "_reference_held", {})
+    config, rng = sorting.sandbox_config(level), np.random.default_rng(3)
+    first = measure.reference_held(sorting, config, rng)
+    assert measure.reference_held(sorting, config, rng) == first > 1 << 20
+    assert weighed == [True]
 
 
 def test_level_can_be_forced(monkeypatch):

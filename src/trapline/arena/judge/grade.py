@@ -426,9 +426,8 @@ def _memory(
     request: GradeRequest, challenge: Challenge, submission: Submission, raw: dict[str, Any]
 ) -> Dimension:
     rng = generator(request.seed, "memory")
-    config = challenge.sandbox_config(request.level)
-    with Submission(challenge.solution, config) as reference:
-        dimension, raw["memory"] = measure.memory(challenge, submission, reference, rng)
+    usual = measure.reference_held(challenge, challenge.sandbox_config(request.level), rng)
+    dimension, raw["memory"] = measure.memory(challenge, submission, usual, rng)
     return dimension
 
 

@@ -17,6 +17,7 @@ from trapline.arena.challenge import Challenge, MemoryPlan, SpeedPlan
 from trapline.arena.errors import NotMeasuredError, Violation
 from trapline.arena.judge.traps import Call, Precision
 from trapline.arena.process.proxy import Submission, TimedCall
+from trapline.arena.process.session import SandboxConfig
 from trapline.arena.record import Dimension
 
 #: Calls in a row; the racers take turns.
@@ -233,14 +234,29 @@ class Growth:
     exponent: float
 
 
+#: (challenge, its digest, level) → what the reference holds between calls on this machine.
+_reference_held: dict[tuple[str, str, str], int] = {}
+
+
+def reference_held(challenge: Challenge, config: SandboxConfig, rng: np.random.Generator) -> int:
+    """Bytes in use before a call of the reference, measured once: all answers to a challenge are
+    compared with them, with an allowance that is many times what they vary by."""
+    key = challenge.full_id, challenge.digest, config.level
+    if key not in _reference_held:
+        plan = challenge.plan.memory
+        assert plan is not None
+        with Submission(challenge.solution, config) as reference, _blamed("reference"):
+            _reference_held[key], _ = _weigh(challenge, reference, rng, plan, plan.sizes[0])
+    return _reference_held[key]
+
+
 def memory(
-    challenge: Challenge, submission: Submission, reference: Submission, rng: np.random.Generator
+    challenge: Challenge, submission: Submission, usual: int, rng: np.random.Generator
 ) -> tuple[Dimension, dict[str, Any]]:
-    """Fits the growth of the kernel's peak figure over the planned sizes."""
+    """Fits the growth of the kernel's peak figure over the planned sizes; `usual` is what the
+    reference holds between calls."""
     plan = challenge.plan.memory
     assert plan is not None
-    with _blamed("reference"):
-        usual, _ = _weigh(challenge, reference, rng, plan, plan.sizes[0])
     growth = memory_growth(challenge, submission, rng, plan)
     held = max(growth.held_bytes) - usual
     if held > IDLE_ALLOWANCE:
