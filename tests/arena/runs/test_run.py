@@ -173,3 +173,11 @@ def test_rounds_of_a_field_are_read_and_must_name_challenges(tmp_path):
     (tmp_path / "field.toml").write_text('[rounds]\n"round 1" = "kv_cache"\n')
     with pytest.raises(UsageError, match="a table \\[rounds\\] of lines"):
         field.read_settings(tmp_path)
+
+
+def test_challenges_with_long_cells_are_graded_first():
+    asked = ["fused_softmax_topk", "kv_cache", "ternary_training"]
+    entries = field.find_entries(field.EXAMPLE_FIELD, asked)
+    order = [entry.challenge for entry in run._longest_first(entries)]
+    assert list(dict.fromkeys(order)) == ["ternary_training", "kv_cache", "fused_softmax_topk"]
+    assert sorted(order) == sorted(entry.challenge for entry in entries)

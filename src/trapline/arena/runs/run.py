@@ -88,8 +88,14 @@ def _withdraw(done: set[CellKey], store: Store) -> None:
 
 
 def _longest_first(entries: list[GradeRequest]) -> list[GradeRequest]:
-    """So that no work ends with a long one that nothing runs beside."""
-    return sorted(entries, key=lambda one: _judge(one).plan.limits.call_seconds, reverse=True)
+    """So that no work ends with a long one that nothing runs beside: those with the most time for
+    a call come first, then those with the most traps."""
+
+    def length(entry: GradeRequest) -> tuple[float, int]:
+        challenge = _judge(entry)
+        return challenge.plan.limits.call_seconds, len(challenge.traps)
+
+    return sorted(entries, key=length, reverse=True)
 
 
 def _judge(entry: GradeRequest) -> Challenge:
