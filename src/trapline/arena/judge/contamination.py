@@ -9,6 +9,7 @@ theirs (measured over the example field and all alternates); copies share nearly
 """
 
 import ast
+import itertools
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -118,13 +119,14 @@ class Hidden:
 
 def _without_mutants(source: str) -> str:
     """A trap file without the edits of its mutants, which mostly repeat the gold answer."""
-    edits = [
-        ast.get_source_segment(source, node) or ""
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.keyword) and node.arg == "mutant"
-    ]
-    for text in edits:
-        source = source.replace(text, "")
+    text = source.encode()
+    # `ast.get_source_segment` splits the whole text into lines for each node.
+    lines = [0, *itertools.accumulate(len(line) + 1 for line in text.split(b"\n"))]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg == "mutant":
+            end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
+            start = lines[node.lineno - 1] + node.col_offset
+            source = source.replace(text[start : lines[end_line - 1] + end].decode(), "")
     return source
 
 
