@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from trapline.arena.challenge import load
-from trapline.arena.judge.mutants import GOLD, MOST_SPARE, MutantHost, _spare
+from trapline.arena.errors import ArenaError
+from trapline.arena.judge.mutants import BOTH, GOLD, MOST_SPARE, MutantHost, _files, _spare
 
 #: Says how often it has been called.
 COUNTS = """
@@ -73,3 +74,16 @@ def test_processes_that_a_check_starts_leave_room_for_later_runs():
     with MutantHost(load("flash_attention_forward"), seed=11) as host:
         runs = [host.run_again(GOLD, "mask-kept-between-calls") for _ in range(9)]
     assert [run.message for run in runs] == [""] * 9
+
+
+def test_bugs_can_be_planted_together_unless_they_edit_the_same_text(challenge):
+    host, forms = MutantHost(challenge, 3), list(challenge.forms)[:12]
+    subjects = [BOTH.join((*forms[:n], form)) for n in (0, 1, 3) for form in forms[n:]]
+    found = {}
+    for subject in subjects:
+        try:
+            found[subject] = bool(_files(challenge, subject))
+        except ArenaError:
+            found[subject] = False
+    assert {True, False} == set(found.values())
+    assert {subject: host.can_plant(subject) for subject in subjects} == found

@@ -134,6 +134,8 @@ class Diagnoser:
         #: What bugs that keep state answer to the failing checks, one after the other.
         self._in_order: dict[str, dict[str, Run]] = {}
         self._comparisons: dict[tuple[str, str], Comparison] = {}
+        #: By its identity: a transcript, and the parts of it that are judged.
+        self._judged_parts: dict[int, tuple[Transcript, Transcript]] = {}
 
     @cached_property
     def neighbours(self) -> Neighbours:
@@ -463,16 +465,21 @@ class Diagnoser:
         return compare(*transcripts, lowered=self.challenge.track == "gpu")
 
     def _judged(self, transcript: Transcript) -> Transcript:
-        """Only the parts of the answers whose form the contract fixes, and that were asked for."""
-        hooks, scope = self.challenge.module("cases"), self.challenge.scope
-        asked = getattr(hooks, "asked", lambda entry, answer, scope: answer)
-        judged = getattr(hooks, "judged", lambda entry, answer: answer)
-        return Transcript(
-            [
+        """Only the parts of the answers whose form the contract fixes, and that were asked for.
+
+        Kept, since each answer is compared with those of many mutants.
+        """
+        known = self._judged_parts.get(id(transcript))
+        if known is None or known[0] is not transcript:
+            hooks, scope = self.challenge.module("cases"), self.challenge.scope
+            asked = getattr(hooks, "asked", lambda entry, answer, scope: answer)
+            judged = getattr(hooks, "judged", lambda entry, answer: answer)
+            parts = [
                 replace(e, answer=judged(e.entry, asked(e.entry, e.answer, scope)))
                 for e in transcript.exchanges
             ]
-        )
+            known = self._judged_parts[id(transcript)] = transcript, Transcript(parts)
+        return known[1]
 
     # -- what a cause explains --------------------------------------------------------------------
 

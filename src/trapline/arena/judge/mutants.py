@@ -145,6 +145,7 @@ class MutantHost:
         self._running: _Running | None = None
         self._seen: dict[tuple[str, str], Run] = {}
         self._plantable: dict[str, bool] = {}
+        self._planted: dict[str, dict[str, str] | None] = {}
 
     def start(self) -> "_Running":
         """Starts the process, so that it is ready when first asked."""
@@ -162,12 +163,27 @@ class MutantHost:
     def can_plant(self, subject: str) -> bool:
         """Whether no two of these bugs edit the same text."""
         if subject not in self._plantable:
-            try:
-                _files(self.challenge, subject)
-                self._plantable[subject] = True
-            except ArenaError:
-                self._plantable[subject] = False
+            others, _, last = subject.rpartition(BOTH)
+            # The same few bugs are tried beside many others: their files are kept.
+            if others not in self._planted:
+                self._planted[others] = self._with_bugs(others)
+            before = self._planted[others]
+            self._plantable[subject] = before is not None and self._takes(before, last)
         return self._plantable[subject]
+
+    def _with_bugs(self, subject: str) -> dict[str, str] | None:
+        """The files with these bugs; None where two of them edit the same text."""
+        try:
+            return _files(self.challenge, subject or GOLD)
+        except ArenaError:
+            return None
+
+    def _takes(self, files: dict[str, str], form: str) -> bool:
+        try:
+            self.challenge.forms[form].plant(files, form)
+        except ArenaError:
+            return False
+        return True
 
     def run_again(self, subject: str, check: str) -> Run:
         """Loaded anew, for code whose answers may vary."""
