@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     EACH,
@@ -281,6 +281,37 @@ def two_caches_share_state(submission: Submission, rng: Rng) -> None:
         other.add(2)
         one.check()
         other.check()
+
+
+def _remembered(line: str, sizes: str) -> Mutant:
+    """What the first cache of these sizes has serves all later ones."""
+    kept, made = line.split(" = ")
+    table = ("KINDS = (", "MADE = {}\nKINDS = (")
+    return edits(table, (line, f"{kept} = MADE.setdefault({sizes}, {made})"))
+
+
+@trap(
+    catches="something made for an earlier cache, such as its dtype or its codec, serves a later "
+    "cache with another dtype or other bits",
+    severity="major",
+    story="A table of the module, looked up by some of the sizes but not by all that matter.",
+    seen="an answer written from this prompt alone",
+    keeps_state=True,
+    mutant=_remembered("self.dtype = dtype", "(self.heads, self.width)"),
+    also=[_remembered("self.codec = codec", "(type(codec), head_dim)")],
+)
+def made_for_an_earlier_cache(submission: Submission, rng: Rng) -> None:
+    # First the later caches alone, where nothing is left of an earlier one.
+    for kinds, dtypes in (
+        ((("dense", None), ("quantized", 8)), (np.float64,)),
+        ((("dense", None), ("quantized", 4), ("quantized", 8)), (np.float32, np.float64)),
+    ):
+        clean = submission.fresh()
+        for kind, bits in kinds:
+            for dtype in dtypes:
+                twin = Twin(clean, rng, kind, bits, dtype=dtype)
+                twin.append(twin.add(3), 2)
+                twin.check()
 
 
 @trap(

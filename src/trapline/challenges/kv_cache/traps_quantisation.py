@@ -5,7 +5,7 @@ import numpy as np
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.kv_cache.cases import QUANTISED, Rng, Twin, twins
+from trapline.challenges.kv_cache.cases import EACH, PAGED, QUANTISED, Rng, Twin, twins
 from trapline.challenges.kv_cache.situations import claimed_bytes, rows_of_one_size, three_quarters
 
 
@@ -99,6 +99,55 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
         expect.that(
             claim <= 1.5 * least + 8192,
             f"nbytes() is too large: {claim} of {kind}, and rows take {least}",
+        )
+
+
+@trap(
+    catches="nbytes() counts a shared page once for every sequence that holds it",
+    severity="minor",
+    story="The sum goes over the tables of the sequences, so that a fork doubles it.",
+    seen="an answer written from this prompt alone",
+    mutant=edit(
+        "        return sum(pool.nbytes for pool in self.pools) + tables\n",
+        "        n = max(self.num_pages, sum(map(len, self.tables.values())))\n"
+        "        return sum(pool.nbytes for pool in self.pools) * n // self.num_pages + tables\n",
+    ),
+)
+def nbytes_of_shared_pages_twice(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin, _ = _full(submission, rng, kind, bits)
+        before = claimed_bytes(twin)
+        twin.forks(next(iter(twin.model.rows)), 2)
+        claim = claimed_bytes(twin)
+        expect.that(
+            claim <= 1.25 * before + 4096,
+            f"nbytes() grows with forks that share all pages: {before}, then {claim} of {kind}",
+        )
+
+
+@trap(
+    catches="nbytes() counts one sequence only",
+    severity="minor",
+    story="The loop over the sequences ends with the first.",
+    mutant=edits(
+        (
+            "sum(pool.nbytes for pool in self.pools)",
+            "sum(pool.nbytes for pool in self.pools) // self.num_pages"
+            " * len(next(iter(self.tables.values()), []))",
+        ),
+        ("for layers in self.rows.values()", "for layers in list(self.rows.values())[:1]"),
+    ),
+)
+def nbytes_of_one_sequence(submission: Submission, rng: Rng) -> None:
+    for kind, bits in EACH:
+        twin = Twin(submission, rng, kind, bits, width=64, page=8, pages=8, dtype=np.float32)
+        twin.add(32)
+        twin.add(32)
+        least = 64 * 2 * 2 * 2 * (bits * 64 // 8 if bits else 64 * 4)
+        claim = claimed_bytes(twin)
+        expect.that(
+            claim >= least,
+            f"nbytes() is too small: {claim} with two sequences of {kind} that take {least}",
         )
 
 
