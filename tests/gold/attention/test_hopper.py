@@ -192,14 +192,14 @@ def tier(problem):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_hopper_is_chosen_where_it_is_faster(deterministic, causal):
-    """Both ways for wide heads; for narrow causal ones shares of dq, or many queries."""
+    """Both ways for wide heads; for narrow causal ones unless long gradients are repeatable."""
     for D, dtype in itertools.product(backward.CONFIGS, (torch.bfloat16, torch.float16)):
         asking = {"D": D, "dtype": dtype, "deterministic": deterministic, "causal": causal}
-        problem = asked(T=4096, S=4096, **asking)
-        assert hopper.supports(problem) is None
-        assert tier(problem) == ("hopper" if D == 128 or causal else "triton")
-        wins = D == 128 or (causal and not deterministic)
-        assert tier(asked(T=512, S=512, **asking)) == ("hopper" if wins else "triton")
+        for T in (512, 4096, 8192):
+            problem = asked(T=T, S=T, **asking)
+            assert hopper.supports(problem) is None
+            wins = D == 128 or (causal and (T <= 4096 or not deterministic))
+            assert tier(problem) == ("hopper" if wins else "triton")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_tiles_of_concurrent_groups_are_assigned_together():
         assert backward.bunch(4, 2, 9, causal=True, ordered=ordered) == 2
         assert backward.bunch(4, 5, 9, causal=True, ordered=ordered) == 1
     assert backward.bunch(132, 128, 64, causal=False, ordered=False) == 1
-    assert backward.bunch(132, 128, 64, causal=False, ordered=True) == 16
+    assert backward.bunch(132, 128, 64, causal=False, ordered=True) == 8
     assert backward.bunch(132, 128, 3, causal=False, ordered=True) == 3
     assert backward.bunch(132, 4, 64, causal=False, ordered=True) == 33
 

@@ -106,20 +106,21 @@ class BackwardConfig(NamedTuple):
 CONFIGS = {64: BackwardConfig(3, False), 128: BackwardConfig(2, True)}
 #: Without a mask: tiles of one group of heads that start at once. The first shares of a query are
 #: added one after the other, so that fewer start sooner; more share what the L2 cache holds.
-AT_ONCE = 8
-#: The fewest queries for which repeatable gradients of narrow causal heads were measured.
-LONG = 1024
+AT_ONCE = 16
+#: The most queries of narrow causal heads whose repeatable gradients these kernels compute faster.
+LONG = 4096
 
 
 def is_faster(problem: Problem) -> bool:
     """Whether these kernels beat the plain ones, as measured on an H200.
 
     They do not where most of a tile would stay empty, nor for narrow heads, whose products are too
-    short to hide much, unless causal and, in order, from LONG queries on.
+    short to hide much, unless causal; in order, up to LONG queries.
     """
     length, narrow = problem.q.shape[2], problem.q.shape[3] <= 64
-    least = LONG if narrow and problem.deterministic else int(QUERIES.value) + 1
-    return length >= least and (problem.causal or not narrow)
+    if length <= QUERIES.value:
+        return False
+    return not narrow or (problem.causal and (length <= LONG or not problem.deterministic))
 
 
 def backward(
