@@ -14,8 +14,8 @@ from trapline.challenges.dflash.situations import (
 
 # Parts of the gold solution that several mutants edit.
 PICKS = "    choices = [pick(row, uniform) for row, uniform in zip(probs, uniforms, strict=True)]\n"
-_EXCEEDING = "    exceeding = np.flatnonzero(np.cumsum(row) > uniform)\n"
-_LAST = "    return int(np.flatnonzero(row > 0.0)[-1])\n"
+EXCEEDING = "    exceeding = np.flatnonzero(np.cumsum(row) > uniform)\n"
+LAST = "    return int(np.flatnonzero(row > 0.0)[-1])\n"
 
 
 def sampled(
@@ -37,8 +37,8 @@ def sampled(
     catches="cumulative probabilities are formed in float32, also where the laws are float64",
     severity="major",
     story="In a large vocabulary their rounding moves the draw by many tokens.",
-    mutant=edit(_EXCEEDING, _EXCEEDING.replace("(row)", "(row, dtype=np.float32)")),
-    also=[edit(_EXCEEDING, _EXCEEDING.replace("(row)", "(row.astype(np.float32))"))],
+    mutant=edit(EXCEEDING, EXCEEDING.replace("(row)", "(row, dtype=np.float32)")),
+    also=[edit(EXCEEDING, EXCEEDING.replace("(row)", "(row.astype(np.float32))"))],
     seen=WRITTEN,
 )
 def cumulative_sum_in_single(submission: Submission, rng: np.random.Generator) -> None:
@@ -134,7 +134,7 @@ def only_children_sampled(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="How top-p is written; the contract goes by token order.",
     mutant=edit(
-        _EXCEEDING,
+        EXCEEDING,
         "    order = np.argsort(-row, kind='stable')\n"
         "    exceeding = order[np.cumsum(row[order]) > uniform]\n",
     ),
@@ -148,7 +148,7 @@ def sorted_by_probability(submission: Submission, rng: np.random.Generator) -> N
     catches="a number equal to a cumulative probability picks the token below it",
     severity="minor",
     story="`searchsorted` from the left: reaching is not exceeding.",
-    mutant=edit(_EXCEEDING, _EXCEEDING.replace("> uniform", ">= uniform")),
+    mutant=edit(EXCEEDING, EXCEEDING.replace("> uniform", ">= uniform")),
     seen=WRITTEN,
 )
 def boundary_belongs_below(submission: Submission, rng: np.random.Generator) -> None:
@@ -162,8 +162,8 @@ def boundary_belongs_below(submission: Submission, rng: np.random.Generator) -> 
     story="A uniform number of exactly 0 comes once in sixteen million draws and then yields an "
     "impossible token.",
     mutant=edit(
-        _EXCEEDING,
-        _EXCEEDING.replace("> uniform", ">= uniform if not uniform else np.cumsum(row) > uniform"),
+        EXCEEDING,
+        EXCEEDING.replace("> uniform", ">= uniform if not uniform else np.cumsum(row) > uniform"),
     ),
 )
 def impossible_token_at_zero(submission: Submission, rng: np.random.Generator) -> None:
@@ -180,7 +180,7 @@ ALMOST_ONE = float(np.nextafter(1.0, 0.0))
     severity="major",
     story="Ten times 0.1 is less than 1 in binary; a clipped or wrapped index then yields an "
     "impossible token.",
-    mutant=edit(_LAST, "    return len(row) - 1\n"),
+    mutant=edit(LAST, "    return len(row) - 1\n"),
     seen=WRITTEN,
 )
 def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
@@ -191,7 +191,7 @@ def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator)
     catches="when rounding leaves the total below the number, the first token is picked",
     severity="major",
     story="argmax over an all-false array is 0.",
-    mutant=edit(_LAST, "    return 0\n"),
+    mutant=edit(LAST, "    return 0\n"),
 )
 def rounding_starts_again(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
     sampled(submission, [9], [-1], [TENTHS, TENTHS], [ALMOST_ONE, 0.0], ([0], 0))

@@ -337,3 +337,38 @@ def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
     before = wide.copy()
     _, after = submission.observe("build_tree", wide, 4)
     expect.equal(after[0], before, "log_q after the call")
+
+
+@trap(
+    catches="the least likely token that the budget allows at a depth is left out",
+    severity="major",
+    story="The count is one short, or what equals the cut of a partition is not taken.",
+    mutant=edit(_RANKED, _RANKED.replace("budget", "max(budget - 1, 1)")),
+    also=[edit("np.flatnonzero(row >= cut)", "np.flatnonzero(row > cut)")],
+)
+def siblings_one_short(submission: Submission, rng: np.random.Generator) -> None:
+    tokens = distinct(rng, 6)
+    row = {token: -1.0 - rank / 8 for rank, token in enumerate(tokens)}
+    log_q = table.log_q_of([row, {tokens[0]: -4.0}], VOCABULARY, float_type(rng))
+    for budget in (2, 5):
+        table.same_tree(submission, log_q, budget, (tokens[:budget], [-1] * budget))
+
+
+@trap(
+    catches="parents are numbered level by level, as the tree was built, not as it is returned",
+    severity="major",
+    story="The nodes are sorted in the end, and their parents are not renumbered.",
+    mutant=insert_before(
+        TREE,
+        "    depths = []\n"
+        "    for parent in parents:\n"
+        "        depths.append(depths[parent] + 1 if parent >= 0 else 0)\n"
+        "    places = np.argsort(np.argsort(depths, kind='stable'), kind='stable').tolist()\n"
+        "    parents = [places[parent] if parent >= 0 else -1 for parent in parents]\n",
+    ),
+)
+def parents_not_renumbered(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, d = distinct(rng, 4)
+    rows = [{a: -0.5, b: -1.25}, {c: -0.5}, {d: -4.0}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 5, ([a, c, b, c, d], [-1, 0, -1, 2, 1]))
