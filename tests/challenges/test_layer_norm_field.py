@@ -38,6 +38,7 @@ TRAPS = {
     },
     "hasty": {
         "beta-broadcast",
+        "beta-of-rank-2",
         "cache-aliases-an-input",
         "check-needs-every-element",
         "complex-accepted",
