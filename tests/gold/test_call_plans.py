@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from triton import knobs  # noqa: E402
 
@@ -400,3 +401,26 @@ def test_new_threads_get_a_context(monkeypatch, current):
     thread.start()
     thread.join()
     assert asked == (["get"] if current else ["get", 71])
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 0, 1)])
+def test_planning_an_output_takes_no_memory_of_its_size(axes):
+    made = torch.empty(8, 16, 32).permute(axes)
+    with Allocations() as seen:
+        output = call_plans._output(made, [])
+    assert max(seen.bytes) <= 4
+    assert (output.model is not None) == made.is_contiguous()
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the storages that torch makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = []
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        made = function(*given, **named or {})
+        if isinstance(made, torch.Tensor) and made.device.type != "meta":
+            self.bytes.append(made.untyped_storage().nbytes())
+        return made

@@ -356,7 +356,8 @@ def _output(one: Tensor, tensors: list[Tensor]) -> Output:
                 like = number
                 break
     model = _model(shape, one.dtype, one.device)
-    fits = _empty_like(model).stride() == strides
+    # On the meta device: an output may be as large as all that is left of the memory.
+    fits = _empty_like(model, device="meta").stride() == strides
     return Output(like, model if fits else None, shape, strides, one.dtype)
 
 
