@@ -38,9 +38,8 @@ from trapline.arena.process.transcript import Transcript
 from trapline.arena.profile import ADAPTER, CUDA_ADAPTER, FIGURES
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, FlawOutcome, State
 
-#: A grade ends a call after about twice this share of its time limit in processor time, so that an
-#: endless loop does not take all of it; one of the checks alone does so sooner. A full grade waits.
-PROCESSOR_SHARE, QUICK_PROCESSOR_SHARE = 0.2, 0.1
+#: A quick grade ends a call after this share of its time limit in processor time.
+QUICK_PROCESSOR_SHARE = 0.1
 #: How the runner calls what nvcc refuses.
 COMPILE_ERROR = "CompileError"
 OnStep = Callable[[str], None]
@@ -174,8 +173,6 @@ def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> Sand
     config = challenge.sandbox_config(request.level)
     if request.checks_only:
         config = replace(config, processor_share=QUICK_PROCESSOR_SHARE)
-    elif challenge.track == "cpu" and not request.full:  # on a GPU a first call compiles
-        config = replace(config, processor_share=PROCESSOR_SHARE)
     adapter = CUDA_ADAPTER if challenge.track == "gpu" else ADAPTER
     if challenge.profile is None or challenge.flaw or adapter not in intake.files:
         return config
