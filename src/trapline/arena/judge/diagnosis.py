@@ -62,8 +62,9 @@ MOST_BROAD = 4
 MOST_PAIRS = 96
 MOST_PAIRED = 64
 LEAST_PAIRED = 0.9
-#: Mutants that are run on all failing checks in their order, because they keep state.
+#: Mutants that are run on all failing checks in their order, because they keep state, and checks.
 MOST_IN_ORDER = 6
+MOST_ASKED_IN_ORDER = 120
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
 QUICK_RUNS = 120
 #: Findings without a name in one cell; the last of them stands for all further ones.
@@ -427,7 +428,8 @@ class Diagnoser:
         if form not in self._in_order:
             asked = [other for other in self.asked if other not in self.challenge.slow]
             is_spent = self.host.runs + len(asked) > self.most_runs
-            if is_spent or len(self._in_order) == MOST_IN_ORDER:
+            is_long = len(asked) > MOST_ASKED_IN_ORDER
+            if is_spent or is_long or len(self._in_order) == MOST_IN_ORDER:
                 return False
             self._in_order[form] = self.host.run_in_order(form, asked)
         mutant, right = self._in_order[form][check], self.host.run(GOLD, check)
@@ -657,6 +659,8 @@ class Diagnoser:
 
     def _drop_needless(self) -> None:
         """Removes a cause if the others together answer all that it explains as the submission."""
+        if len(self.causes) > MOST_IN_DOUBT:
+            return
         for cause in sorted(self.causes, key=lambda cause: len(self.causes[cause])):
             others = [other for other in self.causes if other != cause]
             if others and all(self._by(others, check) for check in sorted(self.causes[cause])):

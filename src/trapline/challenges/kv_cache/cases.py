@@ -15,7 +15,7 @@ from trapline.gold.kv_cache.oracle import ListCache, attention, max_context, qua
 Rng = np.random.Generator
 
 #: Checks of memory in a process of their own.
-SLOW = frozenset({"scores-of-all-pairs"})
+SLOW = frozenset({"made-for-an-earlier-cache", "scores-of-all-pairs"})
 
 #: Every kind with every number of bits it takes.
 KINDS = (
