@@ -175,10 +175,10 @@ def along_keys(
 
 
 def bunch(running: int, tiles: int, groups: int, causal: bool, ordered: bool) -> int:
-    """Groups of heads whose tiles are assigned together, with so many programs `running` at once.
+    """How many groups of heads take turns at being given a tile; `running` programs fit on the GPU.
 
-    As many as run at once if tiles differ; in order without a mask, so many that only AT_ONCE tiles
-    of each run.
+    With a mask tiles differ in length, and all groups that fit take turns. In order without a mask,
+    at most AT_ONCE tiles of a group run at once. Otherwise one group is finished after the other.
     """
     if causal:
         return max(1, running // tiles)
