@@ -161,9 +161,7 @@ def verify_sampled(tokens, parents, probs, uniforms):
     probs = _floats(probs, "probs", 2)
     uniforms = _floats(uniforms, "uniforms", 1)
     if not len(probs) == len(uniforms) == len(labels) + 1:
-        raise ValueError(
-            f"{len(labels)} nodes, {len(probs)} laws and {len(uniforms)} numbers do not fit"
-        )
+        raise ValueError(f"{len(labels)} nodes, {len(probs)} laws and {len(uniforms)} numbers do not fit")
     if not ((probs >= 0) & (probs < np.inf)).all():
         raise ValueError("probabilities must be finite and not negative")
     if not (probs > 0).any(axis=1).all():
@@ -203,9 +201,7 @@ def _round(target, drafter, prefix, budget):
     """One draft and one pass of the target: (committed tokens, how many of them were drafted)."""
     log_q = _floats(drafter.block(list(prefix)), "the draft", 2)
     tokens, parents = build_tree(log_q, budget)
-    answer = _floats(
-        target.tree_log_probs(list(prefix), tokens.copy(), parents.copy()), "the target's answer", 2
-    )
+    answer = _floats(target.tree_log_probs(list(prefix), tokens.copy(), parents.copy()), "the target's answer", 2)
     if answer.shape != (tokens.size + 1, log_q.shape[1]):
         raise ValueError(f"the target answered {answer.shape} to {tokens.size} nodes")
     if np.isnan(answer).any():

@@ -56,7 +56,7 @@ def _block_topk(block, k, width):
     floor = np.full(n_rows, -np.inf)
 
     for left in range(0, n_cols, width):
-        tile = block[:, left : left + width].astype(np.float64)
+        tile = block[:, left:left + width].astype(np.float64)
         tile_peak = tile.max(axis=1)
         if not (tile_peak < np.inf).all():
             raise ValueError("logits contain NaN or +inf")

@@ -56,10 +56,7 @@ class _Codec:
             fields = [("kv", self.dtype, (2, heads, width))]
         else:
             code_bytes = (bits * width + 7) // 8
-            fields = [
-                ("codes", np.uint8, (2, heads, code_bytes)),
-                ("scale", self.dtype, (2, heads)),
-            ]
+            fields = [("codes", np.uint8, (2, heads, code_bytes)), ("scale", self.dtype, (2, heads))]
         self.record = np.dtype(fields)
 
     def encode(self, k, v):
@@ -98,7 +95,7 @@ class _Codec:
             levels = np.empty(codes.shape[:-1] + (2 * codes.shape[-1],), dtype=np.int8)
             levels[..., 0::2] = codes & 15
             levels[..., 1::2] = codes >> 4
-            levels = levels[..., : self.width] - np.int8(8)
+            levels = levels[..., :self.width] - np.int8(8)
         return levels.astype(self.dtype) * scale[..., None]
 
 
@@ -133,20 +130,20 @@ class _DenseShelf:
             most = size + self.positions - self.used
             bigger = np.empty((min(most, max(size, 2 * run.size)), rows.shape[1]), dtype=np.uint8)
             if run.size:
-                bigger[: run.size] = run.rows[: run.size]
+                bigger[:run.size] = run.rows[:run.size]
             run.rows = bigger
-        run.rows[run.size : size] = rows
+        run.rows[run.size:size] = rows
         run.size = size
 
     def read(self, run):
-        return run.rows[: run.size]
+        return run.rows[:run.size]
 
     def need_fork(self, run):
         self._need(run.size)
 
     def fork(self, run):
         self.used += run.size
-        return _Run(run.rows[: run.size].copy() if run.size else None)
+        return _Run(run.rows[:run.size].copy() if run.size else None)
 
     def need_pick(self, run, indices):
         """Picking never needs room: the result is no longer than what is there."""
@@ -214,7 +211,7 @@ class _PagedShelf:
 
     def read(self, table):
         pages = self.pool[np.asarray(table.pages, dtype=np.intp)]
-        return pages.reshape(-1, self.pool.shape[2])[: table.size]
+        return pages.reshape(-1, self.pool.shape[2])[:table.size]
 
     def need_fork(self, table):
         """A fork takes no pages."""
@@ -309,9 +306,7 @@ class _PagedShelf:
 
     def _write(self, pages, start, rows):
         at = np.arange(start, start + len(rows))
-        self.pool[np.asarray(pages, dtype=np.intp)[at // self.page_size], at % self.page_size] = (
-            rows
-        )
+        self.pool[np.asarray(pages, dtype=np.intp)[at // self.page_size], at % self.page_size] = rows
 
 
 # ---------------------------------------------------------------------------- attention
@@ -327,7 +322,7 @@ def _attention(q, k, v, first):
     values = v.astype(np.float64).transpose(1, 0, 2)  # (G, S, D)
     step = max(1, _SCORE_CELLS // (heads * max(1, first + n)))
     for i in range(0, n, step):
-        part = q[i : i + step].astype(np.float64) * width**-0.5
+        part = q[i:i + step].astype(np.float64) * width ** -0.5
         m = len(part)
         seen = first + i + m
         part = part.reshape(m, groups, per_group, width).transpose(1, 2, 0, 3)
@@ -339,7 +334,7 @@ def _attention(q, k, v, first):
         total = scores.sum(axis=-1, keepdims=True)
         mixed = (scores @ values[:, :seen]) / total
         mixed = mixed.reshape(groups, per_group, m, width).transpose(2, 0, 1, 3)
-        out[i : i + m] = mixed.reshape(m, heads, width)
+        out[i:i + m] = mixed.reshape(m, heads, width)
     return out
 
 
@@ -511,7 +506,7 @@ def chunked_prefill(cache, seq, layer, q, k, v, chunk):
     keys, values = cache.view(seq, layer)
     for i in range(0, len(q), chunk):
         j = min(i + chunk, len(q))
-        out[i:j] = _attention(q[i:j], keys[: start + j], values[: start + j], start + i)
+        out[i:j] = _attention(q[i:j], keys[:start + j], values[:start + j], start + i)
     return out
 
 

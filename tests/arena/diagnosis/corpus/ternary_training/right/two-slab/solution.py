@@ -110,9 +110,7 @@ def pack(codes):
     n = codes.shape[-1]
     places = np.ones((*codes.shape[:-1], _ceil_div(n, 4) * 4), np.uint8)
     places[..., :n] = codes + 1
-    return (
-        places[..., 0::4] | places[..., 1::4] << 2 | places[..., 2::4] << 4 | places[..., 3::4] << 6
-    )
+    return places[..., 0::4] | places[..., 1::4] << 2 | places[..., 2::4] << 4 | places[..., 3::4] << 6
 
 
 def unpack(packed, shape):
@@ -318,11 +316,7 @@ class _Model:
         scores *= attention
         scores *= np.float32(1 / math.sqrt(self.dim // self.heads))
         back = 0
-        parts = {
-            "q": scores @ k,
-            "k": scores.swapaxes(-1, -2) @ q,
-            "v": attention.swapaxes(-1, -2) @ out,
-        }
+        parts = {"q": scores @ k, "k": scores.swapaxes(-1, -2) @ q, "v": attention.swapaxes(-1, -2) @ out}
         for part, part_grad in parts.items():
             joined = self._join_heads(part_grad)
             gradient[name + part] += _outer(joined, a)
@@ -355,14 +349,7 @@ class _Adam:
 def _checked_config(config):
     """The config with plain numbers, or an error."""
     checked = {}
-    for name, least in (
-        ("vocab", 1),
-        ("dim", 1),
-        ("heads", 1),
-        ("context", 1),
-        ("layers", 0),
-        ("seed", 0),
-    ):
+    for name, least in (("vocab", 1), ("dim", 1), ("heads", 1), ("context", 1), ("layers", 0), ("seed", 0)):
         if name not in config:
             raise ValueError(f"the config has no {name}")
         if isinstance(config[name], bool):
@@ -403,8 +390,7 @@ def _floats(quantized):
 def _answer(model, quantized):
     """{name: (codes, scales)} with arrays of their own."""
     return {
-        name: tuple(array[rows].copy() for array in quantized[slab])
-        for name, (slab, rows) in model.spans.items()
+        name: tuple(array[rows].copy() for array in quantized[slab]) for name, (slab, rows) in model.spans.items()
     }
 
 
@@ -457,9 +443,7 @@ class _Trainer:
             return True
         weight = self.model.views(_floats(self.quantized))
         counts = [batch[2].sum() for batch in self.held_out]
-        loss = np.average(
-            [self.model.loss(weight, batch) for batch in self.held_out], weights=counts
-        )
+        loss = np.average([self.model.loss(weight, batch) for batch in self.held_out], weights=counts)
         if loss >= self.best_loss:
             return False
         self.best, self.best_loss = self.quantized, loss
@@ -474,9 +458,7 @@ class _Trainer:
             if now + slowest >= 1:
                 break
             progress = max(now, steps / most_steps)
-            rate = (
-                self.PEAK_RATE * min(1, (steps + 1) / 20) * 0.5 * (1 + math.cos(math.pi * progress))
-            )
+            rate = self.PEAK_RATE * min(1, (steps + 1) / 20) * 0.5 * (1 + math.cos(math.pi * progress))
             self.step(count, rate)
             steps += 1
             if now - judged >= 0.04:
