@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from trapline.arena.errors import SubmissionDied
 from trapline.arena.process import local, wire
 from trapline.arena.process.proxy import Submission
 
@@ -139,3 +140,40 @@ def test_files_that_are_in_no_folder_run_in_another_process_too(tmp_path, sortin
         assert submission.answer() == 5
         assert not folder.exists()
         assert Submission.fresh(submission).answer() == submission.fresh().answer() == 5
+
+
+COUNTING = """
+CALLS = []
+class Counter:
+    pass
+def count():
+    CALLS.append(1)
+    return len(CALLS)
+def counter():
+    return Counter()
+def take(counter):
+    return 1
+"""
+
+
+@pytest.fixture
+def counting(tmp_path, sorting):
+    config, files = sorting.sandbox_config("process"), {"solution.py": COUNTING}
+    with local.LocalSubmission(tmp_path / "mutant", config, files=files) as submission:
+        yield submission
+
+
+def test_clean_code_of_ours_knows_nothing_of_earlier_calls(counting):
+    assert [counting.count(), counting.count()] == [1, 2]
+    clean = counting.clean()
+    assert [clean.count(), counting.count(), clean.count()] == [1, 3, 2]
+    assert len(counting.transcript.exchanges) == 5
+
+
+def test_clean_code_of_ours_has_no_objects_of_the_other(counting):
+    """As a submission in another process."""
+    counter = counting.counter()
+    assert counting.take(counter) == 1
+    for other in (counting.clean(), counting.fresh()):
+        with pytest.raises(SubmissionDied, match="the object died with its process"):
+            other.take(counter)

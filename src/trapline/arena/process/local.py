@@ -22,7 +22,15 @@ import numpy as np
 
 from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.process import wire
-from trapline.arena.process.proxy import Ask, RemoteObject, Sharing, Stub, Submission, lost
+from trapline.arena.process.proxy import (
+    NOT_HERE,
+    Ask,
+    RemoteObject,
+    Sharing,
+    Stub,
+    Submission,
+    lost,
+)
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.time_limit import MOST_ADDED, ProcessorWait
 
@@ -68,6 +76,13 @@ class LocalSubmission(Submission):
                 (self.folder / path).write_text(text, encoding="utf-8")
         return self.folder
 
+    def clean(self) -> "LocalSubmission":
+        """Loaded anew in this process: whatever our code keeps, it keeps in its modules."""
+        other = LocalSubmission(self.folder, self.config, full=self.full, files=self._files)
+        other.forgeries, other.transcript = self.forgeries, self.transcript
+        self._fresh.append(other)
+        return other
+
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
@@ -89,7 +104,7 @@ class LocalSubmission(Submission):
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> tuple[Any, tuple[Any, ...], Sharing]:
         given = self._copy_in(args)
-        owner = None if on is None else self._objects[on._number]
+        owner = None if on is None else self._object(on)
         try:
             value = self._run(entry, given, kwargs, on)
         except SubmissionRaised as raised:
@@ -101,7 +116,7 @@ class LocalSubmission(Submission):
     def _run(
         self, entry: str, given: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
-        owner = self._module if on is None else self._objects[on._number]
+        owner = self._module if on is None else self._object(on)
         named = self._copy_in(kwargs) if kwargs else {}
         with limited(self.config.call_seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -113,6 +128,11 @@ class LocalSubmission(Submission):
                 bases = tuple(kind.__name__ for kind in type(error).__mro__)
                 raise SubmissionRaised(bases[0], bases, str(error)[:2000]) from None
 
+    def _object(self, value: RemoteObject) -> Any:
+        if value._submission is not self:
+            raise SubmissionDied(NOT_HERE)
+        return self._objects[value._number]
+
     def _copy_in(self, value: Any) -> Any:
         held: list[Any] = []
         return _copied(value, lambda v: _hold(held, v), lambda node: self._arrive(held, node), True)
@@ -120,7 +140,7 @@ class LocalSubmission(Submission):
     def _arrive(self, held: list[Any], node: dict[str, Any]) -> Any:
         value = held[node["held"]]
         if isinstance(value, RemoteObject):
-            return self._objects[value._number]
+            return self._object(value)
         if isinstance(value, Stub):
             return _Lent(self, value)
         raise wire.WireError(f"a {type(value).__name__} is not plain data")

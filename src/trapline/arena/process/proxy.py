@@ -26,6 +26,9 @@ from trapline.arena.process.time_limit import ProcessorWait
 from trapline.arena.process.transcript import Exchange, Transcript
 from trapline.arena.scope import Scope
 
+#: Said of an object that is given to another process than the one that made it.
+NOT_HERE = "the object died with its process"
+
 
 class Stub:
     """A function or object that stays with the controller; the submission may call it."""
@@ -260,6 +263,11 @@ class Submission:
         self._fresh.append(other)
         return other
 
+    def clean(self) -> "Submission":
+        """The same submission with nothing left of earlier calls, until the check ends: in another
+        process. For what differs between processes, such as memory or hashes, see `fresh`."""
+        return self.fresh()
+
     def _folder_to_copy(self) -> Path:
         """The submission's files, for another process."""
         return self.folder
@@ -369,7 +377,7 @@ class _Exchange:
 
     def _number(self, value: RemoteObject) -> int:
         if value._session is not self.session:
-            raise SubmissionDied("the object died with its process")
+            raise SubmissionDied(NOT_HERE)
         return value._number
 
     def _resolve(self, node: dict[str, Any]) -> Any:

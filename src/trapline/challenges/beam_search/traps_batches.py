@@ -236,7 +236,7 @@ def empty_prompt_refused(submission: Submission, rng: np.random.Generator) -> No
 )
 def pool_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
-    clean, prompt = submission.fresh(), prompt_of(rng)
+    clean, prompt = submission.clean(), prompt_of(rng)
     settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 1, "eos_id": E}
     asked = one(clean, rng, {(): {E: -0.5, A: -3.0}}, prompt=prompt, **settings)
     best(asked, [E], -0.5)

@@ -364,7 +364,7 @@ def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
 )
 def answers_remembered(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
-    prompt, clean = prompt_of(rng), submission.fresh()
+    prompt, clean = prompt_of(rng), submission.clean()
     for last in (-2.0, -3.0):
         table = {(): {A: -1.0}, (A,): {E: last}}
         settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}

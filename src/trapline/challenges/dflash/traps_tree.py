@@ -155,7 +155,7 @@ def _kept(key: str) -> Mutant:
     keeps_state=True,
 )
 def tree_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
-    clean = submission.fresh()
+    clean = submission.clean()
     for _ in range(2):
         a, b, c = distinct(rng, 3)
         log_q = table.log_q_of([{a: -0.5, b: -1.0, c: -2.0}], VOCABULARY, np.float64)

@@ -170,7 +170,7 @@ def _kept(key: str) -> tuple[tuple[str, str], ...]:
     keeps_state=True,
 )
 def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
-    clean = submission.fresh()
+    clean = submission.clean()
     for S in (4, 6, 5):
         attends(clean, *Shape(T=4, S=S).draw(rng), causal=True, tile=4)
 

@@ -307,7 +307,7 @@ def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> N
     for arguments in (first, second):
         attends(submission, *arguments[1:4], causal=True)
     differentiates(submission, first, causal=True, tile=4)
-    differentiates(submission.fresh(), second, causal=True, tile=4)
+    differentiates(submission.clean(), second, causal=True, tile=4)
 
 
 @trap(
@@ -324,6 +324,6 @@ def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> N
 )
 def gradients_pile_up(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(T=5, S=5), rng, False)
-    clean = submission.fresh()
+    clean = submission.clean()
     for _ in range(3):
         differentiates(clean, arguments)

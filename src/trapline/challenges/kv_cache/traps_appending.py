@@ -306,7 +306,7 @@ def made_for_an_earlier_cache(submission: Submission, rng: Rng) -> None:
         ((("dense", None), ("quantized", 8)), (np.float64,)),
         ((("dense", None), ("quantized", 4), ("quantized", 8)), (np.float32, np.float64)),
     ):
-        clean = submission.fresh()
+        clean = submission.clean()
         for kind, bits in kinds:
             for dtype in dtypes:
                 twin = Twin(clean, rng, kind, bits, dtype=dtype)
