@@ -34,7 +34,7 @@ def demo(
     output_paths.folder(out, "a run")
     unmeasured: typer.Exit | None = None
     try:
-        grade(EXAMPLE_FIELD, challenge, out=str(out), jobs=jobs)
+        grade(EXAMPLE_FIELD, challenge, out=str(out), jobs=jobs, same_draws=True)
     except typer.Exit as error:  # some cells were not measured; the report shows the others
         unmeasured = error
     report(

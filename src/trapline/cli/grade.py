@@ -44,6 +44,16 @@ Seed = Annotated[
         show_default=False,
     ),
 ]
+HeldOut = Annotated[
+    bool, typer.Option(help="Draw situations that no training environment and no other run draws.")
+]
+SameDraws = Annotated[
+    bool,
+    typer.Option(
+        help="All answers to a challenge meet the same situations, drawn for the bytes of all of "
+        "them; what they have in common is then worked out once."
+    ),
+]
 
 
 def grade(
@@ -100,11 +110,9 @@ def grade(
         Path | None,
         typer.Option(help="Folder of a private trap set; implies --held-out.", show_default=False),
     ] = None,
-    held_out: Annotated[
-        bool,
-        typer.Option(help="Draw situations that no training environment and no other run draws."),
-    ] = False,
+    held_out: HeldOut = False,
     seed: Seed = None,
+    same_draws: SameDraws = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade every answer of a field and print the matrix.
@@ -131,6 +139,7 @@ def grade(
             only_this_level=isolation is not None,
             held_out=held_out,
             seed=seed,
+            same_draws=same_draws,
         )
         refuse_other_machines(store, track)
         if rounds := read_settings(field).rounds:

@@ -1,12 +1,15 @@
 """Processes that run our mutants serve one answer after the other and keep nothing between them."""
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from trapline.arena.challenge import load
 from trapline.arena.errors import ArenaError
+from trapline.arena.judge import mutants
 from trapline.arena.judge.mutants import BOTH, GOLD, MOST_SPARE, MutantHost, _files, _spare
+from trapline.arena.judge.shared_runs import SharedRuns
 
 #: Says how often it has been called.
 COUNTS = """
@@ -87,3 +90,62 @@ def test_bugs_can_be_planted_together_unless_they_edit_the_same_text(challenge):
             found[subject] = False
     assert {True, False} == set(found.values())
     assert {subject: host.can_plant(subject) for subject in subjects} == found
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What processes were asked: pairs of subject and check."""
+    asked, ask = [], MutantHost._ask
+
+    def noting(host, subject, check, again=False):
+        asked.append((subject, check))
+        return ask(host, subject, check, again)
+
+    monkeypatch.setattr(MutantHost, "_ask", noting)
+    monkeypatch.setattr(mutants, "_shared", SharedRuns())
+    return asked
+
+
+def run_twice(challenge, subject, check, seeds=(3, 3), *, shared=True):
+    """The runs of two hosts, one for each answer that is graded."""
+    runs = []
+    for seed in seeds:
+        with MutantHost(challenge, seed, shared=shared) as host:
+            runs.append(host.run(subject, check))
+            assert host.runs == 1
+    return runs
+
+
+def test_answers_with_one_seed_share_the_runs_of_mutants(challenge, asked):
+    form, check = next(iter(challenge.forms)), challenge.cases[0].id
+    for subject in (GOLD, form):
+        first, second = run_twice(challenge, subject, check)
+        assert pickle.dumps(first) == pickle.dumps(second)
+    assert asked == [(GOLD, check), (form, check)]
+
+
+def test_answers_with_other_seeds_share_nothing(challenge, asked):
+    check = challenge.cases[0].id
+    run_twice(challenge, GOLD, check, seeds=(3, 4))
+    run_twice(challenge, GOLD, check, shared=False)
+    assert len(asked) == 4
+
+
+def test_mutants_that_keep_state_are_asked_for_each_answer(asked):
+    challenge = load("flash_attention_forward")
+    form = next(form for form, trap in challenge.forms.items() if trap.keeps_state)
+    run_twice(challenge, form, challenge.cases[0].id)
+    assert len(asked) == 2
+
+
+def test_of_shared_runs_those_not_asked_for_longest_go_first():
+    shared = SharedRuns(most_bytes=10)
+    for key in "ab":
+        shared.put(key, bytes(4))
+    shared.get("a")
+    shared.put("c", bytes(4))
+    assert [shared.get(key) is not None for key in "abc"] == [True, False, True]
+    shared.put("d", bytes(11))
+    assert [shared.get(key) for key in "abcd"] == [None] * 4
+    shared.put("e", bytes(10))
+    assert shared.get("e") is not None

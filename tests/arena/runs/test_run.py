@@ -79,6 +79,25 @@ def test_same_bytes_meet_the_same_situations_in_every_run(worthless, tmp_path, o
     assert graded_seed(worthless, tmp_path / "run", options) != first
 
 
+def test_answers_can_meet_the_same_situations(worthless, tmp_path, options):
+    """Drawn for all of them: the same in every run of these answers, others if one is changed."""
+    other = tmp_path / "field" / "other" / "sorting"
+    other.mkdir(parents=True)
+    (other / "solution.py").write_text("# another")
+    both = field.find_entries(tmp_path / "field", [])
+
+    def seeds(name, **same):
+        with open_run(tmp_path / name) as store:
+            return [cell.seed for cell in grade_field(both, store, replace(options, **same))]
+
+    one, two = seeds("run", same_draws=True)
+    assert one == two
+    assert seeds("again", same_draws=True) == [one, one]
+    assert len({one, *seeds("apart")}) == 3
+    (other / "solution.py").write_text("# changed")
+    assert one not in seeds("changed", same_draws=True)
+
+
 def test_given_seed_holds_for_the_whole_run(worthless, tmp_path, options):
     place = tmp_path / "run"
     assert graded_seed(worthless, place, replace(options, seed=7)) == 7

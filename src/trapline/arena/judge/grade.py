@@ -236,7 +236,7 @@ def _check(
     name = challenge.full_id
     with (
         submission.fresh_ahead(_fresh_asked.get(name, 0)) as ahead,
-        MutantHost(challenge, request.seed, submission.full) as host,
+        MutantHost(challenge, request.seed, submission.full, shared=request.shares_seed) as host,
     ):
         on_step("cases")
         verdict.cases = run_checks(cases, submission, request.seed, keep)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
@@ -28,6 +28,7 @@ from trapline.arena.gpu.memory import MemoryFault
 from trapline.arena.gpu.rig import Rig
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import Opaque
+from trapline.arena.judge.shared_runs import SharedRuns
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.isolation.limits import ONE_THREAD
 from trapline.arena.process.isolation.running import descendants, processor_seconds_of
@@ -131,6 +132,7 @@ class _Spare:
 
 
 _spare = _Spare()
+_shared = SharedRuns()
 atexit.register(_spare.end_all)
 os.register_at_fork(after_in_child=_spare.leave_to_the_parent)
 
@@ -138,8 +140,11 @@ os.register_at_fork(after_in_child=_spare.leave_to_the_parent)
 class MutantHost:
     """The process that runs our code; taken when first asked, and again after it died."""
 
-    def __init__(self, challenge: Challenge, seed: int, full: bool = False) -> None:
-        self.challenge, self.seed, self.full = challenge, seed, full
+    def __init__(
+        self, challenge: Challenge, seed: int, full: bool = False, *, shared: bool = False
+    ) -> None:
+        """`shared`: other answers meet the same situations, so that runs are kept for them."""
+        self.challenge, self.seed, self.full, self.shared = challenge, seed, full, shared
         #: How often a subject has answered a check.
         self.runs = 0
         self._running: _Running | None = None
@@ -157,8 +162,29 @@ class MutantHost:
         """`subject` is the name of a form of a trap's bug, several with BOTH between, or GOLD."""
         key = subject, check
         if key not in self._seen:
-            self._seen[key] = self._ask(subject, check)
+            self._seen[key] = self._ask_once(subject, check)
         return self._seen[key]
+
+    def _ask_once(self, subject: str, check: str) -> Run:
+        """Asks, unless this was asked for another answer that met the same situations."""
+        if not self.shared or not self._answers_alike(subject):
+            return self._ask(subject, check)
+        key = self.challenge.digest, _where(self.challenge), self.seed, self.full, subject, check
+        kept = _shared.get(key)
+        if kept is not None:
+            self.runs += 1  # as if asked, so that a diagnosis goes the same way
+            return cast(Run, pickle.loads(kept))  # noqa: S301
+        run = self._ask(subject, check)
+        if run is not HUNG:
+            _shared.put(key, pickle.dumps(run))
+        return run
+
+    def _answers_alike(self, subject: str) -> bool:
+        """Whether its answers do not depend on what was asked before, on a GPU or private traps."""
+        if self.challenge.track == "gpu" or self.challenge.trap_set is not None:
+            return False
+        forms = () if subject == GOLD else subject.split(BOTH)
+        return not any(self.challenge.forms[form].keeps_state for form in forms)
 
     def can_plant(self, subject: str) -> bool:
         """Whether no two of these bugs edit the same text."""

@@ -33,6 +33,8 @@ class GradeRequest:
     level: Level = "process"
     seed: int = 0
     full: bool = False
+    #: Other answers are graded with this seed.
+    shares_seed: bool = False
     #: Runs cases and traps only, without the slow ones: no measurement, no own tests. For training,
     #: where a reward must come in seconds; such a cell does not belong in a run.
     checks_only: bool = False

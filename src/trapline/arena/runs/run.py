@@ -51,6 +51,8 @@ class Options:
     held_out: bool = False
     #: Of every cell; each answer's own, drawn for its bytes, if None.
     seed: int | None = None
+    #: All answers to a challenge meet the same situations, drawn for the bytes of all of them.
+    same_draws: bool = False
 
 
 def grade_field(
@@ -74,9 +76,27 @@ def grade_field(
             judged = {_judge(entry).digest: entry for entry in _longest_first(outdated)}
             yardsticks.recall(store.meta().get(YARDSTICKS, {}))
             _check_once(list(judged.values()), options.level, store, place)
-        yield from _grade_rounds(
-            _longest_first(outdated), _Grader(store, options, seed, key, on_step, place)
-        )
+        together = _digests_together(entries) if options.same_draws else {}
+        work = _Grader(store, options, seed, partial(_drawn, key, together), on_step, place)
+        yield from _grade_rounds(_longest_first(outdated), work)
+
+
+def _digests_together(entries: list[GradeRequest]) -> dict[str, str]:
+    """Challenge → a digest of all answers to it."""
+    answers: dict[str, set[str]] = {}
+    for entry in entries:
+        answers.setdefault(_judge(entry).full_id, set()).add(entry.read().digest)
+    return {
+        name: "all " + hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+        for name, digests in answers.items()
+    }
+
+
+def _drawn(
+    key: DrawKey, together: Mapping[str, str], challenge: Challenge, digest: str, held_out: bool
+) -> int:
+    """The seed of an answer with this digest."""
+    return key.seed(challenge, together.get(challenge.full_id, digest), held_out=held_out)
 
 
 def _withdraw(done: set[CellKey], store: Store) -> None:
@@ -221,11 +241,11 @@ class _Grader:
         store: Store,
         options: Options,
         seed: int | None,
-        key: DrawKey,
+        draw: Callable[[Challenge, str, bool], int],
         on_step: OnStep,
         executor: Executor,
     ) -> None:
-        self.store, self.options, self.seed, self.key = store, options, seed, key
+        self.store, self.options, self.seed, self.draw = store, options, seed, draw
         self.on_step, self.executor = on_step, executor
 
     def __call__(self, entry: GradeRequest) -> Cell | None:
@@ -235,12 +255,13 @@ class _Grader:
                 return None
             intake, seed = entry.read(), self.seed
             if seed is None:
-                seed = self.key.seed(challenge, intake.digest, held_out=self.options.held_out)
+                seed = self.draw(challenge, intake.digest, self.options.held_out)
             request = replace(
                 entry,
                 level=self.options.level,
                 seed=seed,
                 full=self.options.full,
+                shares_seed=self.options.same_draws or self.seed is not None,
                 intake=intake,
             )
             bundle = slot.grade(request, challenge, lambda step: self.on_step(entry, step))
