@@ -7,7 +7,10 @@ import pytest
 
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
 from trapline.arena.challenge import load
-from trapline.arena.judge.diagnosis import MOST_CANDIDATES, Diagnoser, Failure
+from trapline.arena.judge.diagnosis import MOST_CANDIDATES, Diagnoser
+from trapline.arena.judge.failures import Failure
+from trapline.arena.judge.findings import Report
+from trapline.arena.judge.patterns import Patterns
 from trapline.arena.process.transcript import Transcript
 from trapline.arena.runs.field import EXAMPLE_FIELD as FIELD
 
@@ -130,14 +133,13 @@ def test_order_does_not_depend_on_how_many_checks_a_draw_fails():
     """The one that explains most leads; a check more or less changes nothing."""
     orders = set()
     for explained in ((12, 3, 4), (12, 4, 3), (14, 3, 5)):
-        diagnoser = Diagnoser(load("beam_search"), None, [])
         names = "tie-higher-token-wins", "one-call-a-prompt", "eos-takes-a-slot"
-        diagnoser.causes = {
+        causes = {
             name: {f"check {n}" for n in range(count)}
             for name, count in zip(names, explained, strict=True)
         }
-        diagnoser.confirmed = set(names)
-        orders.add(tuple(diagnoser._ordered()))
+        report = Report(Patterns(load("beam_search"), (), ()), {}, causes, set(names))
+        orders.add(tuple(report.ordered()))
     assert orders == {("tie-higher-token-wins", "eos-takes-a-slot", "one-call-a-prompt")}
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from trapline.arena.challenge import load
-from trapline.arena.judge.diagnosis import Diagnoser, failure_of
+from trapline.arena.judge.diagnosis import Diagnoser
+from trapline.arena.judge.failures import failure_of
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.mutants import GOLD, MutantHost
 from trapline.arena.judge.request import GradeRequest

@@ -3,7 +3,8 @@
 import pytest
 
 from trapline.arena.challenge import load
-from trapline.arena.judge.diagnosis import Diagnoser, Failure
+from trapline.arena.judge.diagnosis import Diagnoser
+from trapline.arena.judge.failures import Failure
 from trapline.arena.judge.mutants import Run
 from trapline.arena.process.transcript import Exchange, Transcript
 

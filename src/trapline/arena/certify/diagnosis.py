@@ -10,7 +10,8 @@ from statistics import median
 from trapline.arena.certify.mechanical import mechanical_mutants
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
-from trapline.arena.judge.diagnosis import Diagnoser, Failure, failure_of
+from trapline.arena.judge.diagnosis import Diagnoser
+from trapline.arena.judge.failures import Failure, failure_of
 from trapline.arena.judge.mutants import MutantHost, Run
 from trapline.arena.record import CheckResult, Finding, Record
 from trapline.arena.runs.executor import run_all

@@ -23,7 +23,8 @@ from trapline.arena.gpu.opening import machine_facts, open_with, why_not_gradabl
 from trapline.arena.gpu.rig import GpuSubmission
 from trapline.arena.judge import contamination, measure, reproduction, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
-from trapline.arena.judge.diagnosis import Diagnosis, diagnose
+from trapline.arena.judge.diagnosis import diagnose
+from trapline.arena.judge.findings import Diagnosis
 from trapline.arena.judge.flaw import flaw_outcome
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
 from trapline.arena.judge.intake import Intake

@@ -1,0 +1,38 @@
+"""A failed check, as the diagnosis sees it."""
+
+from dataclasses import dataclass
+
+from trapline.arena.judge.comparison import without_numbers
+from trapline.arena.process.transcript import Transcript
+from trapline.arena.record import CheckResult
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed check with what was said in it."""
+
+    id: str
+    message: str
+    transcript: Transcript
+    #: Why no answer came, as (exception, place, message without numbers); empty if one did.
+    crash: tuple[str, str, str] = ("", "", "")
+    #: What the submission does not offer, in words; empty when the check could be asked.
+    not_offered: str = ""
+
+    @property
+    def crashed(self) -> bool:
+        return bool(self.crash[0])
+
+
+def failure_of(result: CheckResult, transcript: Transcript, not_offered: str = "") -> Failure:
+    """A failed check, with the crash that ended it, if one did."""
+    last = transcript.exchanges[-1] if transcript.exchanges else None
+    crash = ("", "", "")
+    if last is not None and last.died and result.message.startswith(last.died[:40]):
+        crash = ("its process ends", "", without_numbers(last.died)[:200])
+    elif last is not None and last.raised and result.message.startswith(f"raised {last.raised}"):
+        if " was due" not in result.message:
+            crash = (f"raises {last.raised}", last.where, without_numbers(last.message)[:200])
+    elif result.message.startswith("not asked"):
+        crash = ("its process ends", "", "hangs or dies again and again")
+    return Failure(result.id, result.message, transcript, crash, not_offered)

@@ -1,0 +1,175 @@
+"""Writes the causes of a submission's failures as findings."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from trapline.arena.judge import rubric
+from trapline.arena.judge.failures import Failure
+from trapline.arena.judge.patterns import Patterns
+from trapline.arena.judge.reproduction import call_in_words, call_size
+from trapline.arena.judge.traps import Trap
+from trapline.arena.record import CheckState, Finding
+
+#: Findings without a name in one cell; the last of them stands for all further ones.
+MOST_UNNAMED = 2
+
+
+@dataclass
+class Diagnosis:
+    findings: list[Finding] = field(default_factory=list)
+    #: Of every trap that failed.
+    states: dict[str, CheckState] = field(default_factory=dict)
+    #: Of every trap that failed and is not sprung: behind what it is hidden.
+    behind: dict[str, str] = field(default_factory=dict)
+
+
+class Report:
+    """Findings for causes, and for what they leave open."""
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        failures: Mapping[str, Failure],
+        causes: Mapping[str, Set[str]],
+        confirmed: Set[str],
+    ) -> None:
+        """`causes`: by the form of the bug, the checks that it explains."""
+        self.patterns, self.failures = patterns, failures
+        self.causes, self.confirmed = causes, confirmed
+        self.traps, self.forms = patterns.traps, patterns.forms
+
+    def write(self, unexplained: Set[str]) -> Diagnosis:
+        diagnosis = Diagnosis()
+        found = [self._named(cause) for cause in self.ordered()]
+        found += [*self._unnamed(unexplained), *self._not_offered()]
+        diagnosis.findings = _with_penalties(found, self.traps)
+        for check in self.failures:
+            if check in self.traps:
+                state, behind = self._state(check, diagnosis.findings)
+                diagnosis.states[check] = state
+                diagnosis.behind[check] = behind
+        return diagnosis
+
+    def ordered(self) -> list[str]:
+        """The surest causes first, the gravest of them first. What explains most of the failures
+        leads; its number is taken by powers of two, since a draw moves it a little."""
+
+        def weight(cause: str) -> tuple[bool, float, str]:
+            penalty = rubric.PENALTY[self.patterns.trap_of(cause).severity]
+            return cause not in self.confirmed, -penalty, cause
+
+        def lead(cause: str) -> tuple[bool, int, tuple[bool, float, str]]:
+            magnitude = len(self.causes[cause]).bit_length()
+            return cause not in self.confirmed, -magnitude, weight(cause)
+
+        first = min(self.causes, key=lead, default="")
+        return sorted(self.causes, key=lambda cause: (cause != first, weight(cause)))
+
+    def _named(self, cause: str) -> Finding:
+        own = self.forms[cause]
+        trap, failure = self.traps[own], self.failures[own]
+        return Finding(
+            cause=own,
+            certainty="confirmed" if cause in self.confirmed else "likely",
+            severity=trap.severity,
+            sentence=_sentence(trap.catches),
+            explains=[own, *sorted(self.causes[cause] - {own})],
+            call=call_in_words(failure.transcript),
+            where=failure.crash[1],
+            dimension=trap.dimension,
+        )
+
+    def _unnamed(self, unexplained: Set[str]) -> list[Finding]:
+        """One finding for each place that raises, and one for all other wrong answers."""
+        groups: dict[tuple[str, str, str], list[Failure]] = {}
+        for check, failure in self.failures.items():
+            if check in unexplained:
+                groups.setdefault(failure.crash, []).append(failure)
+        _join_unplaced(groups)
+        ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        if len(ordered) > MOST_UNNAMED:  # many places that raise are one broken program
+            last = MOST_UNNAMED - 1
+            others = [failure for _, failures in ordered[last:] for failure in failures]
+            ordered[last:] = [(ordered[last][0], others)]
+        return [self._unnamed_finding(crash, failures) for crash, failures in ordered]
+
+    def _unnamed_finding(self, crash: tuple[str, str, str], failures: list[Failure]) -> Finding:
+        def by_size(failure: Failure) -> tuple[bool, int, str]:
+            return failure.id in self.patterns.refusals, call_size(failure.transcript), failure.id
+
+        smallest = min(failures, key=by_size)
+        is_contract = any(failure.id not in self.traps for failure in failures)
+        severe = is_contract or any(
+            self.traps[failure.id].severity == "critical" for failure in failures
+        )
+        return Finding(
+            cause="unnamed",
+            certainty="likely",
+            severity="major" if severe else "minor",
+            sentence=_crash_sentence(crash) if crash[0] else _sentence(smallest.message),
+            explains=[smallest.id, *(f.id for f in failures if f is not smallest)],
+            call=call_in_words(smallest.transcript),
+            where=crash[1],
+        )
+
+    def _not_offered(self) -> list[Finding]:
+        groups: dict[str, list[str]] = {}
+        for failure in self.failures.values():
+            if failure.not_offered:
+                groups.setdefault(failure.not_offered, []).append(failure.id)
+        return [
+            Finding(
+                cause="unnamed",
+                certainty="confirmed",
+                severity="major",
+                sentence=_sentence(f"{what} is not offered"),
+                explains=checks,
+                call=call_in_words(self.failures[checks[0]].transcript),
+            )
+            for what, checks in groups.items()
+        ]
+
+    def _state(self, check: str, findings: Sequence[Finding]) -> tuple[CheckState, str]:
+        failure = self.failures[check]
+        if failure.not_offered:
+            return "not_asked", f"{failure.not_offered} is not offered"
+        if check in {self.forms[cause] for cause in self.causes}:
+            return "sprung", ""
+        for finding in findings:
+            if check in finding.explains and finding.cause != "unnamed":
+                return "hidden", finding.cause
+        if failure.crashed:
+            return "crashed", failure.message
+        return "hidden", findings[0].cause if findings else "unnamed"
+
+
+def _join_unplaced(groups: dict[tuple[str, str, str], list[Failure]]) -> None:
+    """A crash whose place is unknown joins the one with the same message whose place is known."""
+    for kind, where, message in [crash for crash in groups if crash[0] and not crash[1]]:
+        placed = [c for c in groups if c[1] and (c[0], c[2]) == (kind, message)]
+        if len(placed) == 1:
+            groups[placed[0]] += groups.pop((kind, where, message))
+
+
+def _with_penalties(findings: Sequence[Finding], traps: Mapping[str, Trap]) -> list[Finding]:
+    """Each finding with what it costs; constructed bugs cost little."""
+    left, priced = rubric.CONSTRUCTED_MOST, []
+    for finding in findings:
+        penalty = rubric.PENALTY[finding.severity]
+        trap = traps.get(finding.cause)
+        if trap is not None and not trap.seen:
+            penalty = min(left, rubric.CONSTRUCTED_SHARE * penalty)
+            left -= penalty
+        priced.append(finding.model_copy(update={"penalty": penalty}))
+    return priced
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def _crash_sentence(crash: tuple[str, str, str]) -> str:
+    kind, where, message = crash
+    place = f" at {where}" if where else ""
+    return _sentence(f"{kind}{place}: {message}" if message else f"{kind}{place}")
