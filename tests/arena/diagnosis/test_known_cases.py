@@ -61,6 +61,14 @@ def findings(challenge, style, *edits):
             "end-costs-nothing",
             id="end-costs-nothing",
         ),
+        pytest.param(
+            "flash_attention_forward",
+            "key-outer",
+            "scores = np.where(np.arange(lo, hi)[None, :] <= limit, scores, -np.inf)",
+            "scores = scores + np.where(np.arange(lo, hi)[None, :] <= limit, 0.0, -1e9)",
+            "finite-mask-added",
+            id="finite-mask-added",
+        ),
     ],
 )
 def test_one_finding_which_names_the_bug(challenge, style, old, new, cause):

@@ -9,7 +9,7 @@ from trapline.challenges.flash_attention_backward.cases import NAMES, triple
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary
 from trapline.challenges.flash_attention_backward.solution_lines import CHECKED
 from trapline.challenges.flash_attention_forward.cases import Shape, agrees, form, pair, weighed
-from trapline.challenges.flash_attention_forward.situations import holds_no_matrix
+from trapline.challenges.flash_attention_forward.situations import holds_no_mask, holds_no_matrix
 
 _LSE = "    lse = np.zeros((B, H, T), q.dtype)\n"
 _FORWARD_CHECKED = "    _check(q, k, v, tile)\n    (B, H"
@@ -59,11 +59,6 @@ def blockwise(
     return np.concatenate(outs, axis=2), np.concatenate(lses, axis=2)
 
 
-def is_mask(masked: int, plain: int) -> bool:
-    """Memory rose by a byte for every pair under causal, and by no matrix of scores without it."""
-    return masked >= PAIRS // 2 and plain < 2 * PAIRS
-
-
 @trap(
     catches="memory that grows as T·S: weights and their gradients are held whole",
     severity="critical",
@@ -96,10 +91,7 @@ _SLICED = (
     control=ordinary,
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
-    masked = backward_rise(submission, rng, True)
-    if masked >= PAIRS // 2:
-        plain = backward_rise(submission, rng, False)
-        expect.that(not is_mask(masked, plain), f"causal=True takes {masked >> 20} MiB")
+    holds_no_mask(lambda causal: backward_rise(submission, rng, causal), PAIRS)
 
 
 @trap(
@@ -125,7 +117,4 @@ def forward_score_matrix_in_memory(submission: Submission, rng: np.random.Genera
     control=ordinary,
 )
 def forward_mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
-    masked = forward_rise(submission, rng, True)
-    if masked >= PAIRS // 2:
-        plain = forward_rise(submission, rng, False)
-        expect.that(not is_mask(masked, plain), f"causal=True takes {masked >> 20} MiB")
+    holds_no_mask(lambda causal: forward_rise(submission, rng, causal), PAIRS)

@@ -194,18 +194,22 @@ def answers_remembered_by_shape(submission: Submission, rng: np.random.Generator
         attends(submission, *Shape(T=4, S=4).draw(rng), causal=True, tile=3)
 
 
-def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, int]:
-    """By how many bytes memory rises for 4608 queries and keys, and how many pairs these are."""
-    q, k, v = Shape(T=4608, S=4608).draw(rng, np.float32)
-    answer, rise = weighed(submission, "flash_attention", q, k, v, causal=True, tile=64)
+#: Queries and keys of the situations of memory.
+_LENGTH = 4608
+
+
+def memory_rise(submission: Submission, rng: np.random.Generator, causal: bool) -> int:
+    """By how many bytes memory rises in a call; its last rows are right."""
+    q, k, v = Shape(T=_LENGTH, S=_LENGTH).draw(rng, np.float32)
+    answer, rise = weighed(submission, "flash_attention", q, k, v, causal=causal, tile=64)
     out, lse = pair(answer)
     scope = submission.scope
     form(scope, out, q, q.dtype, "out")
     if scope.has("lse"):
         form(scope, lse, q[..., 0], q.dtype, "lse")
     last = out[:, :, -2:], lse[:, :, -2:] if scope.has("lse") else None
-    agrees(last, q[:, :, -2:], k, v, True, scope)
-    return rise, q.shape[2] * k.shape[2]
+    agrees(last, q[:, :, -2:], k, v, causal, scope)
+    return rise
 
 
 @trap(
@@ -216,7 +220,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
     mutant=insert_after(_CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
-    holds_no_matrix(*memory_rise(submission, rng), "scores")
+    holds_no_matrix(memory_rise(submission, rng, False), _LENGTH**2, "scores")
 
 
 @trap(
@@ -235,9 +239,15 @@ def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> 
             "scores[_hidden(position, rows, cols) | pairs[-1, cols]] = -np.inf",
         ),
     ),
+    also=[
+        insert_after(
+            _CHECKED, f"    causal and np.triu(np.ones((q.shape[2], k.shape[2]), {kind}), 1)\n"
+        )
+        for kind in ("bool", "q.dtype")
+    ],
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
-    holds_no_mask(*memory_rise(submission, rng))
+    holds_no_mask(lambda causal: memory_rise(submission, rng, causal), _LENGTH**2)
 
 
 # --- what must be refused -------------------------------------------------------------------------

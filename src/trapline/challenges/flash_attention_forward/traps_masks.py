@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
 from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
@@ -160,6 +160,41 @@ def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generat
     for low in (-3e4, -3e10):
         inputs = with_logits(rng, np.full(6, low), 6, np.float64)
         attends(submission, *inputs, causal=True, tile=3)
+
+
+def _added(number: str) -> Mutant:
+    """The number is added to hidden scores; rows that see no key are still answered rightly."""
+    return edit(
+        MASK,
+        f"scores += np.where(_hidden(position, rows, cols), {number}, 0)\n"
+        "            scores[np.arange(position, position + rows) < 0] = -np.inf",
+    )
+
+
+def hidden_keys_without_preference(submission: Submission, rng: np.random.Generator) -> None:
+    """The visible key is no worse than the hidden ones."""
+    attends(submission, *with_logits(rng, np.zeros(6), 6, np.float64), causal=True, tile=3)
+
+
+@trap(
+    catches="a large finite number is added to hidden scores, and one that is larger by more wins",
+    severity="major",
+    story="scores + mask · (−1e9) keeps the differences between hidden scores: a hidden score that "
+    "lies far enough above the visible ones is still the largest.",
+    mutant=_added("-1e9"),
+    also=[_added(number) for number in ("-1e4", "-1e30")],
+    control=hidden_keys_without_preference,
+)
+def finite_mask_added(submission: Submission, rng: np.random.Generator) -> None:
+    for low in (-3e6, -3e10, -3e35):
+        q, k, v = with_logits(rng, np.array([low, 0, 0, 0, 0, 0]), 6, np.float64)
+        for tile in (2, 8):
+            out, lse = pair(submission.flash_attention(q, k, v, causal=True, tile=tile))
+            expect.array(out, shape=(1, 1, 6, 4), dtype=np.float64, what="out")
+            # The first query sees one key, so that key's value and score are the answer.
+            expect.close(out[:, :, 0], v[:, :, 0], atol=1e-12, what="row 0 of out")
+            expect.array(lse, shape=(1, 1, 6), dtype=np.float64, what="lse")
+            expect.close(lse[:, :, :1], np.full((1, 1, 1), low), rtol=1e-12, what="lse of row 0")
 
 
 @trap(
