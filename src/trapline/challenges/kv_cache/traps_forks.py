@@ -304,6 +304,61 @@ def copy_demanded_at_a_page_end(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+def _fork_of_one_page(submission: Submission, rng: Rng) -> None:
+    """The page that is written is the only one that is shared."""
+    for twin in twins(submission, rng, PAGED, pages=2):
+        twin.append(twin.fork(twin.add(3)), 1)
+        twin.check()
+
+
+_SHARED = "shared = [i for i in written if self.holders[table[i]] > 1]"
+
+
+@trap(
+    catches="the first write of a fork copies all pages that it shares, not the one it writes to",
+    severity="major",
+    story="A fork copies its whole table when it first writes: eight beams over one prompt then "
+    "take eight times its memory, one token later.",
+    control=_fork_of_one_page,
+    mutant=edit(
+        _SHARED,
+        _SHARED + "\n        if shared:\n"
+        "            shared = [i for i in range(len(table)) if self.holders[table[i]] > 1]",
+    ),
+    also=(edit(_SHARED, "shared = [i for i in range(len(table)) if self.holders[table[i]] > 1]"),),
+)
+def write_copies_every_shared_page(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, pages=5):
+        seq = twin.add(15)
+        child = twin.fork(seq)
+        twin.append(child, 1)
+        twin.append(seq, 1)
+        twin.check()
+
+
+@trap(
+    catches="truncate copies the shared page that it cuts and fails where no page is free",
+    severity="major",
+    story="To cut writes nothing: a rejected draft is dropped from a fork in a full pool.",
+    control=_cut_at_a_page_end,
+    mutant=edit(
+        "        self._shrink(seq, n)\n        self.counts[seq] = [n]",
+        "        pages = getattr(self, 'tables', {}).get(seq, ())\n"
+        "        last = n // self.page_size\n"
+        "        if pages and n % self.page_size and self.holders[pages[last]] > 1:\n"
+        "            if not self.free_pages:\n"
+        "                raise MemoryError\n"
+        "            pages[last] = self._own_copy(pages[last])\n"
+        "        self._shrink(seq, n)\n        self.counts[seq] = [n]",
+    ),
+)
+def truncate_copies_a_shared_page(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, pages=2):
+        child = twin.fork(twin.add(7))
+        twin.truncate(child, 5)
+        twin.check()
+
+
 def freed_with_one_layer(submission: Submission, rng: Rng, layers: int = 1) -> None:
     for twin in twins(submission, rng, PAGED, pages=2, layers=layers):
         twin.free(twin.add(8))
