@@ -69,6 +69,36 @@ def findings(challenge, style, *edits):
             "finite-mask-added",
             id="finite-mask-added",
         ),
+        pytest.param(
+            "kv_cache",
+            "codec-classes",
+            "        self.pool.require(fresh + int(split))\n"
+            "        if split:\n"
+            "            self.pages[-1] = self.pool.copy(self.pages[-1])\n",
+            "        refs = self.pool.refs\n"
+            "        copies = [i for i, p in enumerate(self.pages) if split and refs[p] > 1]\n"
+            "        self.pool.require(fresh + len(copies))\n"
+            "        for i in copies:\n"
+            "            self.pages[i] = self.pool.copy(self.pages[i])\n",
+            "write-copies-every-shared-page",
+            id="write-copies-every-shared-page",
+        ),
+        pytest.param(
+            "dflash",
+            "level-arrays",
+            "new = new[: new.index(eos_id) + 1]",
+            "new = new[: len(new) - new[::-1].index(eos_id)]",
+            "cut-at-the-last-end",
+            id="cut-at-the-last-end",
+        ),
+        pytest.param(
+            "dflash",
+            "level-arrays",
+            "if logp.shape != (tokens.size + 1, q.shape[1]) or not logp.size:",
+            "if len(logp) != tokens.size + 1 or not logp.size:",
+            "width-of-the-target-unchecked",
+            id="width-of-the-target-unchecked",
+        ),
     ],
 )
 def test_one_finding_which_names_the_bug(challenge, style, old, new, cause):

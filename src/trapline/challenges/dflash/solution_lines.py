@@ -4,4 +4,7 @@ PUSH = "            heapq.heappush(heap, (-(above + value), depth, parent, token
 POP = "        negative, depth, parent, token, rank, above = heapq.heappop(heap)\n"
 INHERIT = "        mask[node + 1] = mask[parent + 1]\n"
 LOOP = "    while len(output) < limit and eos_id not in output[-1:]:\n"
-BLOCK = "        tokens, parents = build_tree(drafter.block(prefix + output), budget)\n"
+BLOCK = (
+    "        block = drafter.block(prefix + output)\n"
+    "        tokens, parents = build_tree(block, budget)\n"
+)

@@ -19,9 +19,7 @@ from trapline.challenges.dflash.solution_lines import BLOCK, LOOP
 
 # Parts of the gold solution that several mutants edit.
 ASKED = "        answer = target.tree_log_probs(prefix + output, tokens, parents)\n"
-_JUDGED = (
-    "        path, bonus = verify_tree(tokens, parents, best_tokens(answer, len(tokens) + 1))\n"
-)
+_JUDGED = "        path, bonus = verify_tree(tokens, parents, choices)\n"
 FRESH = "        fresh = until_end([*drafted, bonus], eos_id)[: limit - len(output)]\n"
 COUNT = "        accepted += min(len(drafted), len(fresh))\n"
 OUTPUT = "    return output, {"

@@ -531,6 +531,23 @@ def too_many_rows_of_the_target_accepted(submission: Submission, rng: np.random.
     generating(submission, lambda rows: np.full((rows + 1, VOCABULARY), value))
 
 
+_WIDTH = "    if log_probs.shape[1] != vocabulary:\n"
+
+
+@trap(
+    catches="an answer of the target for fewer or more tokens than the draft's V goes unnoticed",
+    severity="minor",
+    story="Only the rows are counted; the target of another tokenizer then picks other words.",
+    mutant=edit(_WIDTH, "    if vocabulary < 0:\n"),
+    also=[edit(_WIDTH, _WIDTH.replace("!=", sign)) for sign in "<>"],
+    dimension="robustness",
+)
+def width_of_the_target_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    value = -float(rng.integers(1, 9))
+    generating(submission, lambda rows: np.full((rows, VOCABULARY - 1), value))
+    generating(submission, lambda rows: np.full((rows, VOCABULARY + 1), value))
+
+
 @trap(
     catches="integer or complex answers of the target are accepted",
     severity="minor",

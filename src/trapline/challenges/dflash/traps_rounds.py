@@ -5,6 +5,7 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
+from trapline.challenges.dflash.situations import VOCABULARY, story_of
 from trapline.challenges.dflash.solution_lines import BLOCK, LOOP
 from trapline.challenges.dflash.traps_generating import ASKED, COUNT, FRESH, told
 
@@ -31,6 +32,35 @@ _ENDED = (
 def end_as_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     for drafts in (table.perfect_draft, table.hopeless_draft):
         told(submission, rng, drafts, 2, end=2, max_new_tokens=7, budget=2)
+
+
+def _one_end(submission: Submission, rng: np.random.Generator) -> None:
+    """The same branch with one EOS."""
+    told(submission, rng, table.perfect_draft, 4, end=1, max_new_tokens=9, budget=4)
+
+
+_UP_TO_THE_LAST_END = (
+    "        fresh = [*drafted, bonus]\n"
+    "        ends = [place for place, token in enumerate(fresh) if token == eos_id]\n"
+    "        fresh = fresh[: ends[-1] + 1 if ends else None][: limit - len(output)]\n"
+)
+
+
+@trap(
+    catches="a round with two EOS is cut behind the last one instead of the first",
+    severity="major",
+    story="The branch is searched from its end; text behind the end of the answer comes back.",
+    mutant=edit(FRESH, _UP_TO_THE_LAST_END),
+    control=_one_end,
+)
+def cut_at_the_last_end(submission: Submission, rng: np.random.Generator) -> None:
+    for ends in ((1, 3), (0, 2), (1, 4)):
+        prompt, script, eos, _ = story_of(rng)
+        for place in ends:
+            script[place] = eos
+        law = table.scripted_law(VOCABULARY, prompt, script)
+        draft = table.perfect_draft(law, 4, VOCABULARY)
+        table.run(submission, law, draft, prompt, max_new_tokens=9, eos_id=eos, budget=4)
 
 
 @trap(

@@ -134,10 +134,12 @@ def generate(
     output = []
     passes = accepted = 0
     while len(output) < limit and eos_id not in output[-1:]:
-        tokens, parents = build_tree(drafter.block(prefix + output), budget)
+        block = drafter.block(prefix + output)
+        tokens, parents = build_tree(block, budget)
         answer = target.tree_log_probs(prefix + output, tokens, parents)
         passes += 1
-        path, bonus = verify_tree(tokens, parents, best_tokens(answer, len(tokens) + 1))
+        choices = best_tokens(answer, len(tokens) + 1, np.shape(block)[1])
+        path, bonus = verify_tree(tokens, parents, choices)
         drafted = [int(tokens[node]) for node in path]
         fresh = until_end([*drafted, bonus], eos_id)[: limit - len(output)]
         accepted += min(len(drafted), len(fresh))
@@ -150,11 +152,13 @@ def until_end(tokens: list[int], eos_id: int) -> list[int]:
     return tokens[: tokens.index(eos_id) + 1] if eos_id in tokens else tokens
 
 
-def best_tokens(answer: Any, rows: int) -> np.ndarray:
+def best_tokens(answer: Any, rows: int, vocabulary: int) -> np.ndarray:
     """The target's greedy pick of every row; a tie goes to the lower token."""
     log_probs = np.asarray(answer)
     if log_probs.ndim != 2 or log_probs.shape[0] != rows:
         raise ValueError(f"tree_log_probs answered shape {log_probs.shape} for {rows} rows")
+    if log_probs.shape[1] != vocabulary:
+        raise ValueError(f"tree_log_probs answered {log_probs.shape[1]} tokens of {vocabulary}")
     if log_probs.dtype.kind != "f":
         raise TypeError(f"tree_log_probs answered {log_probs.dtype}, not floating numbers")
     if np.isnan(log_probs).any():

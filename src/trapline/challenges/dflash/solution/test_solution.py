@@ -277,6 +277,8 @@ def test_bad_input_is_refused(function, args):
         ([1], {"budget": -1, "max_new_tokens": 0}, None),
         ([1], {}, np.zeros((1, 4))),
         ([1], {}, np.zeros((3, 4))),
+        ([1], {}, np.zeros((2, 3))),
+        ([1], {}, np.zeros((2, 5))),
         ([1], {}, np.zeros(4)),
         ([1], {}, np.full((2, 4), np.nan)),
         ([1], {}, np.zeros((2, 4), dtype=int)),

@@ -130,12 +130,13 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     limit, budget = _natural(max_new_tokens), _natural(budget)
     stats = {"target_passes": 0, "accepted": 0}
     while len(history) - start < limit:
-        tokens, parents = build_tree(drafter.block(list(history)), budget)
+        draft = np.asarray(drafter.block(list(history)))
+        tokens, parents = build_tree(draft, budget)
         rows = np.asarray(target.tree_log_probs(list(history), tokens, parents))
         stats["target_passes"] += 1
         if not np.issubdtype(rows.dtype, np.floating):
             raise ValueError("tree_log_probs must answer floating numbers")
-        if rows.ndim != 2 or len(rows) != len(tokens) + 1 or np.isnan(rows).any():
+        if rows.shape != (len(tokens) + 1, draft.shape[1]) or np.isnan(rows).any():
             raise ValueError("tree_log_probs must answer (N+1, V) numbers")
         path, bonus = verify_tree(tokens, parents, [row.index(max(row)) for row in rows.tolist()])
         for node in [*path, None]:

@@ -105,11 +105,12 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     committed, from_draft, passes = [], [], 0
     while len(committed) < limit and (not committed or committed[-1] != eos_id):
         prefix = [*prompt, *committed]
-        tokens, parents = build_tree(drafter.block(list(prefix)), budget)
+        log_q = np.asarray(drafter.block(list(prefix)))
+        tokens, parents = build_tree(log_q, budget)
         log_probs = _float_matrix(target.tree_log_probs(prefix, tokens, parents), "log_probs")
         passes += 1
-        if len(log_probs) != len(tokens) + 1 or np.isnan(log_probs).any():
-            raise ValueError("tree_log_probs must answer N+1 rows of numbers")
+        if log_probs.shape != (len(tokens) + 1, log_q.shape[1]) or np.isnan(log_probs).any():
+            raise ValueError("tree_log_probs must answer (N+1, V) numbers")
         path, bonus = verify_tree(tokens, parents, np.argmax(log_probs, axis=1))
         for token, is_draft in [*((int(tokens[n]), True) for n in path), (bonus, False)]:
             if len(committed) < limit and (not committed or committed[-1] != eos_id):
