@@ -332,6 +332,16 @@ def test_a_bound_launch_passes_addresses_and_numbers(driver):
     assert driver == [(3, 2, 1, 128, 1, 7), (1016, 5, 0.5)]
 
 
+def test_a_bound_launch_is_as_cooperative_and_as_early_as_the_first():
+    def attributes(**facts):
+        config = bound_launch._config(a_compiled_kernel(**facts).metadata, (1,))
+        return [config.attributes[number].id for number in range(config.attribute_count)]
+
+    assert attributes(launch_pdl=False) == []
+    assert attributes(launch_pdl=False, launch_cooperative_grid=True) == [2]
+    assert attributes(launch_cooperative_grid=True) == [2, 6]
+
+
 @pytest.mark.parametrize(
     ("facts", "sizes", "buffer"),
     [

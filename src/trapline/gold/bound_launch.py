@@ -24,7 +24,8 @@ _NUMBERS = dict(
 _MAP_BYTES = 128
 #: A launch remembers the tensor maps of this many addresses.
 _MOST_MAPS = 1024
-_PROGRAMMATIC_SERIALIZATION = 6
+#: Numbers of the driver's launch attributes.
+_COOPERATIVE, _PROGRAMMATIC_SERIALIZATION = 2, 6
 
 
 class _Attribute(ctypes.Structure):
@@ -175,8 +176,7 @@ def bound(
     `arguments` are the kernel's by name; `buffer_of` finds the Buffer of a tensor, or None.
     """
     metadata, signature = compiled.metadata, compiled.src.signature
-    special = metadata.num_ctas != 1 or metadata.launch_cooperative_grid
-    if special or metadata.global_scratch_size or metadata.profile_scratch_size:
+    if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
         return None
     layouts = iter(getattr(metadata, "tensordesc_meta", None) or ())
     parameters: list[tuple[Any, int]] = []
@@ -226,11 +226,17 @@ def _config(metadata: Any, grid: Sequence[int]) -> _Config:
         config.grid[axis] = size
         config.block[axis] = 32 * metadata.num_warps if axis == 0 else 1
     config.shared = metadata.shared
-    if metadata.launch_pdl:
-        attribute = _Attribute(id=_PROGRAMMATIC_SERIALIZATION)
+    wanted = {
+        _COOPERATIVE: metadata.launch_cooperative_grid,
+        _PROGRAMMATIC_SERIALIZATION: metadata.launch_pdl,
+    }
+    numbers = [number for number, asked in wanted.items() if asked]
+    attributes = (_Attribute * max(len(numbers), 1))()
+    for attribute, number in zip(attributes, numbers, strict=False):
+        attribute.id = number
         attribute.value[0] = 1
-        config.attributes = ctypes.pointer(attribute)
-        config.attribute_count = 1
+    config.attributes = attributes
+    config.attribute_count = len(numbers)
     return config
 
 

@@ -44,12 +44,13 @@ def backward_compiled(dtype: str, D: int, causal: bool) -> Iterator[tuple[str, A
     types = dict.fromkeys(("q", "k", "v", "dout", "dk", "dv"), tall) | numbers
     types |= {"rows": plain(1, 2 * QUERIES), "sums": plain(QUERIES * D // LINE // 2, LINE)}
     types |= {"sums_start": "*fp32", "turns": "*i32"}
-    for ordered in (True, False):
-        fixed = backward.constants(backward.CONFIGS[D], causal, ordered)
-        yield (
-            f"dq in {'order' if ordered else 'shares'}",
-            compiled(backward.dkdv_kernel, types, fixed),
-        )
+    kinds = {"dq in order": (True, False)}
+    if not causal:
+        kinds["dq in a ring"] = (True, True)
+    kinds["dq in shares"] = (False, False)
+    for name, (ordered, ring) in kinds.items():
+        fixed = backward.constants(backward.CONFIGS[D], causal, ordered, ring)
+        yield name, compiled(backward.dkdv_kernel, types, fixed)
     pointers = dict.fromkeys(("dout", "out", "dq"), f"*{dtype}")
     pointers |= dict.fromkeys(("lse", "dlse", "rows", "sums"), "*fp32") | numbers
     pointers |= {"turns": "*i32"}

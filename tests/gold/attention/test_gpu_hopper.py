@@ -141,6 +141,20 @@ def test_gradients_agree_with_the_plain_kernels_both_ways(drawn, relative, D, ca
             assert relative(got, twin.double()) <= GRADIENT_LIMITS[torch.bfloat16]
 
 
+@pytest.mark.parametrize("D", hopper.WIDTHS)
+def test_heads_that_do_not_fit_the_gpu_at_once_walk_without_a_ring(drawn, relative, monkeypatch, D):
+    q, k, v, dout = drawn(3, 10, 5, 1111, 1300, D, torch.bfloat16)
+    problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), False
+    ring = gradients(*problem)
+    monkeypatch.setattr(f"{hopper_backward.__module__}.walks_in_a_ring", lambda *_: False)
+    found = gradients(*problem)
+    for got, other in zip(found, ring, strict=True):
+        assert relative(got, other.double()) <= GRADIENT_LIMITS[torch.bfloat16]
+    assert torch.equal(found[1], ring[1])
+    for _ in range(5):
+        assert all(map(torch.equal, found, gradients(*problem)))
+
+
 def test_gradients_through_autograd(drawn, relative):
     q, k, v, dout = drawn(2, 4, 2, 300, 400, 64, torch.float16)
     dlse = torch.randn(q.shape[:-1], device="cuda")

@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +30,8 @@ FORWARD = [
 ]
 QUICK = [("bf16", 128, True, 4096)]
 BACKWARD = list(itertools.product(("bf16", "fp16"), sorted(backward.CONFIGS), (True, False)))
-NAMES = ["dq in order", "dq in shares", "rows", "order"]
+RING = "dq in a ring"
+NAMES = ["dq in order", RING, "dq in shares", "rows", "order"]
 
 
 @pytest.mark.parametrize("wanted", [pytest.param(FORWARD, marks=pytest.mark.full, id="all"), QUICK])
@@ -49,12 +50,12 @@ def test_forward_compiles_and_overlaps(compiled, wanted):
 
 
 @pytest.mark.parametrize(
-    "wanted", [pytest.param(BACKWARD, marks=pytest.mark.full, id="all"), BACKWARD[2:3]]
+    "wanted", [pytest.param(BACKWARD, marks=pytest.mark.full, id="all"), BACKWARD[2:4]]
 )
 def test_backward_compiles_and_its_products_overlap(compiled, wanted):
     found = compiled(HERE / "compile_hopper.py", wanted)
     assert [(*entry["wanted"], entry["name"]) for entry in found] == [
-        (*one, name) for one in wanted for name in NAMES
+        (*one, name) for one in wanted for name in NAMES if name != RING or not one[2]
     ]
     for entry in found:
         assert not entry["serialised"], entry
@@ -62,7 +63,7 @@ def test_backward_compiles_and_its_products_overlap(compiled, wanted):
         assert sum(entry["spilled"]) <= 256, entry
         assert entry["shared"] <= 227 * 1024, entry
         (_, D, _), name = entry["wanted"], entry["name"]
-        ordered, free = (name == one for one in NAMES[:2])
+        ordered, free = name in NAMES[:2], name == NAMES[2]
         copy = backward.CONFIGS[D].copy
         assert entry["copied"] == (ordered or (free and copy)), entry
         assert entry["reduced_by_fours"] == (free and not copy), entry
@@ -243,23 +244,28 @@ def test_tiles_of_concurrent_groups_are_assigned_together():
     assert backward.bunch(132, 4, 64, causal=False, ordered=True) == 33
 
 
-def shares_by_turn(sizes, causal):
-    """The programs that add to each query tile, in order, by the kernel's own functions."""
+def shares_by_turn(sizes, causal, ring=False):
+    """The shares of each query tile in order, by the kernel's own functions: their turns, programs,
+    steps and tiles of keys."""
     T, S, H, R, groups, _ = sizes
     found = {}
     for number in range(groups * -(-S // 128)):
         known = {"gl": Program(number, 1), "ROWS": 64, "QUERIES": 64}
         known["assigned"] = FunctionType(hopper.assigned.fn.__code__, known)
-        key_tile, turn = (
-            FunctionType(function.fn.__code__, known)
-            for function in (backward_dkdv.key_tile, backward_dkdv.turn)
+        key_tile, turn, stepped = (
+            FunctionType(getattr(backward_dkdv, name).fn.__code__, known)
+            for name in ("key_tile", "turn", "stepped")
         )
-        b, g, tile, (tiles, begin, way, count) = key_tile(sizes, causal, True)
+        b, g, tile, walk = key_tile(0, sizes, causal, True, ring)
+        tiles, j, way, count = walk
         assert tiles == -(-T // 64)
+        head = b * H + g * R
         for i in range(count * R):
-            j = begin + way * (i % count)
-            row = (b * H + g * R + i // count) * tiles + j
-            found.setdefault(row, []).append((turn(tile, j, way, sizes, causal), number, tile))
+            place = turn(tile, j, way, sizes, causal, ring)
+            found.setdefault(head * tiles + j, []).append((place, number, i, tile))
+            j, rounds = stepped(j, walk, ring)
+            head += rounds
+        assert head == b * H + (g + 1) * R
     return {row: sorted(shares) for row, shares in found.items()}
 
 
@@ -285,9 +291,46 @@ def test_shares_of_dq_wait_only_for_earlier_programs(T, S, B, H, R, running, cau
     for row, shares in found.items():
         first = 64 * (row % -(-T // 64))
         last = min(S, first + 64 + S - T) - 1 if causal else S - 1
-        turns, numbers, keys = zip(*shares, strict=True)
+        turns, numbers, _steps, keys = zip(*shares, strict=True)
         assert list(turns) == list(range(last // 128 + 1))
         assert sorted(keys) == list(turns)
         assert list(numbers) == sorted(set(numbers))
     blind = max(0, T - S) // 64 if causal else 0
     assert len(found) == B * H * (-(-T // 64) - blind)
+
+
+@pytest.mark.parametrize(
+    ("T", "S", "H", "R"),
+    [
+        (4096, 4096, 2, 1),
+        (2048, 2048, 4, 2),
+        (2112, 4000, 2, 2),
+        (70, 2100, 2, 1),
+        (9000, 2100, 1, 1),
+    ],
+)
+def test_shares_in_a_ring_wait_only_for_earlier_steps(T, S, H, R):
+    """All programs run: then the one that has done the fewest steps never waits."""
+    groups, keys = H // R, -(-S // 128)
+    found = shares_by_turn((T, S, H, R, groups, 0), causal=False, ring=True)
+    assert len(found) == H * -(-T // 64)
+    for shares in found.values():
+        turns, _numbers, steps, tiles = zip(*shares, strict=True)
+        assert list(turns) == list(range(keys))
+        order = [(step, -tile) for step, tile in zip(steps, tiles, strict=True)]
+        assert order == sorted(set(order))
+
+
+def test_a_ring_needs_a_processor_for_each_tile():
+    def ring(length, groups=64, running=132, **changes):
+        problem = SimpleNamespace(**{"deterministic": True, "causal": False, **changes})
+        return backward.walks_in_a_ring(running, -(-length // 128), groups, problem)
+
+    assert ring(16384)
+    assert ring(4096)
+    assert ring(1024)
+    assert not ring(32768)
+    assert not ring(16384, running=114)
+    assert not ring(5120)  # three heads at once leave twelve processors idle
+    assert not ring(4096, causal=True)
+    assert not ring(4096, deterministic=False)

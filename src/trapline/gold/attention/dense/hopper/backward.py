@@ -4,6 +4,7 @@
 `backward_dkdv.dkdv_kernel` computes dk, dv and shares of dq in one walk; `prepare_kernel` goes
 before it, and `finish_kernel` puts the sums of dq in order after it. By default shares are added in
 a fixed order, so that gradients are bitwise repeatable; with `deterministic=False` as they come.
+Without a mask the order is a ring wherever whole heads keep the GPU busy.
 
 `triton.backward` computes the same for any shape and option.
 """
@@ -162,30 +163,50 @@ def along_keys(
     sums, turns = dq
     tiles = cdiv(S, 2 * ROWS.value)
     lines = QUERIES.value * D // LINE.value // 2
-    together = bunch(processors(q), tiles, B * G, causal, problem.deterministic)
-    dkdv_kernel[(tiles * B * G,)](
+    running, groups = processors(q), B * G
+    ring = walks_in_a_ring(running, tiles, groups, problem)
+    together = bunch(running, tiles, groups, causal, problem.deterministic, ring)
+    dkdv_kernel[(tiles * (together if ring else groups),)](
         *(descriptor(x, ROWS.value) for x in (q, k, v, dout)),
         TensorDescriptor.from_tensor(rows, [1, 2 * QUERIES.value], PLAIN),
         *(descriptor(x, ROWS.value) for x in (dk, dv)),
         TensorDescriptor.from_tensor(sums, [lines, LINE.value], PLAIN),
-        *(sums, turns, T, S, H, H // G, B * G, together, scale, *parts_of(scale)),
-        **constants(CONFIGS[D], causal, problem.deterministic),
+        *(sums, turns, T, S, H, H // G, groups, together, scale, *parts_of(scale)),
+        **constants(CONFIGS[D], causal, problem.deterministic, ring),
         num_warps=4,
+        launch_cooperative_grid=ring,  # programs wait for each other
     )
 
 
-def bunch(running: int, tiles: int, groups: int, causal: bool, ordered: bool) -> int:
+def walks_in_a_ring(running: int, tiles: int, groups: int, problem: Problem) -> bool:
+    """Whether all tiles of keys of a head run at once and begin at different queries.
+
+    Not where that leaves processors idle: a ring has whole heads alone.
+    """
+    if problem.causal or not problem.deterministic or tiles > running:
+        return False
+    rounds = cdiv(groups, running // tiles)
+    return rounds <= 1.05 * cdiv(groups * tiles, running)
+
+
+def bunch(
+    running: int, tiles: int, groups: int, causal: bool, ordered: bool, ring: bool = False
+) -> int:
     """How many groups of heads take turns at being given a tile; `running` programs fit on the GPU.
 
     With a mask tiles differ in length, and all groups that fit take turns. In order without a mask,
-    at most AT_ONCE tiles of a group run at once. Otherwise one group is finished after the other.
+    at most AT_ONCE tiles of a group run at once, in a ring all of them. Otherwise one group is
+    finished after the other.
     """
+    if ring:
+        return min(groups, running // tiles)
     if causal:
         return max(1, running // tiles)
     return max(1, min(groups, running // min(tiles, AT_ONCE))) if ordered else 1
 
 
-def constants(config: BackwardConfig, causal: bool, ordered: bool) -> dict[str, Any]:
+def constants(config: BackwardConfig, causal: bool, ordered: bool, ring: bool) -> dict[str, Any]:
     """Compile-time arguments."""
     copy = config.copy and not ordered
-    return {"STAGES": config.stages, "CAUSAL": causal, "ORDERED": ordered, "COPY": copy}
+    kind = {"CAUSAL": causal, "ORDERED": ordered, "RING": ring, "COPY": copy}
+    return {"STAGES": config.stages, **kind}

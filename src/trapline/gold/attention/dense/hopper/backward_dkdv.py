@@ -15,7 +15,9 @@ products run, in the order of the accumulators' registers, so that every access 
 threads add them as they come, and the last bits change from run to run. With `ORDERED` two more
 warps add them, each share after those that `turn` puts before it: the same bits in every run.
 A block waits only for blocks with lower numbers, which have started before it, so that the lowest
-unfinished one never waits.
+unfinished one never waits. With `RING`, without a mask, each tile of keys of a head begins at
+another query, and a share waits only for shares of earlier steps. That needs all of them to run at
+the same time: the launch is cooperative, and its blocks take one bunch of groups after the other.
 """
 
 from triton.experimental import gluon
@@ -39,20 +41,27 @@ LINE = gl.constexpr(256)
 
 
 @gluon.jit
-def key_tile(sizes, CAUSAL: gl.constexpr, ORDERED: gl.constexpr):
+def key_tile(number, sizes, CAUSAL: gl.constexpr, ORDERED: gl.constexpr, RING: gl.constexpr):
     """Batch, group, tile of keys, and its walk: query tiles in all, first one, direction, number.
 
     Tiles of keys are numbered from the most queries to the least. In order, every other bunch of
     groups begins with the least: its programs start together, walk up from the diagonal and end one
-    after the other, as those of the next bunch start, which walk down and end together.
+    after the other, as those of the next bunch start, which walk down and end together. In a ring,
+    a program has one tile in each bunch; this is that of bunch `number`.
     """
     T, S, H, R, groups, bunch = sizes
     keys = gl.cdiv(S, 2 * ROWS)
-    group, tile = assigned(keys, groups, bunch)
     tiles = gl.cdiv(T, QUERIES)
+    G = H // R
     first = 0
     begin = 0
     way = 1
+    if RING:
+        group = number * bunch + gl.program_id(0) // keys
+        tile = gl.program_id(0) % keys
+        begin = tile * tiles // keys
+    else:
+        group, tile = assigned(keys, groups, bunch)
     if CAUSAL:
         if ORDERED:
             upwards = (gl.cdiv(groups, bunch) - group // bunch) % 2 == 0
@@ -60,15 +69,33 @@ def key_tile(sizes, CAUSAL: gl.constexpr, ORDERED: gl.constexpr):
             way = gl.where(upwards, 1, -1)
         first = gl.maximum(tile * (2 * ROWS) - S + T, 0) // QUERIES
         begin = gl.where(way == 1, first, tiles - 1)
-    G = H // R
     return group // G, group % G, tile, (tiles, begin, way, tiles - first)
 
 
 @gluon.jit
-def turn(tile, j, way, sizes, CAUSAL: gl.constexpr):
-    """How many shares of query tile j are added before that of this tile of keys."""
+def bunches(sizes, RING: gl.constexpr):
+    """In how many bunches of groups this program has a tile of keys."""
+    _T, S, _H, _R, groups, bunch = sizes
+    count = 1
+    if RING:
+        place = gl.program_id(0) // gl.cdiv(S, 2 * ROWS)
+        count = gl.cdiv(groups - place, bunch)
+    return count
+
+
+@gluon.jit
+def turn(tile, j, way, sizes, CAUSAL: gl.constexpr, RING: gl.constexpr):
+    """How many shares of query tile j are added before that of this tile of keys.
+
+    In a ring, the tile that begins at j is the first, then those that began before, and last the
+    one that has to go all the way round.
+    """
     T, S, _H, _R, _groups, _bunch = sizes
     before = tile
+    if RING:
+        keys = gl.cdiv(S, 2 * ROWS)
+        begun = gl.minimum(gl.cdiv((j + 1) * keys, gl.cdiv(T, QUERIES)), keys)
+        before = begun - 1 - tile + gl.where(tile < begun, 0, keys)
     if CAUSAL:
         last = ((j + 1) * QUERIES - 1 + S - T) // (2 * ROWS)
         last = gl.minimum(last, gl.cdiv(S, 2 * ROWS) - 1)
@@ -77,42 +104,60 @@ def turn(tile, j, way, sizes, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
+def stepped(j, walk, RING: gl.constexpr):
+    """The query tile after j, and 1 if it is the first of the next head."""
+    tiles, begin, way, count = walk
+    j += way
+    if RING:
+        j = gl.where(j == tiles, 0, j)
+        ended = j == begin
+    else:
+        ended = j == begin + way * count
+        j = gl.where(ended, begin, j)
+    return j, gl.where(ended, 1, 0)
+
+
+@gluon.jit
 def produce(
     descriptors, buffers, gates, sizes,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr, RING: gl.constexpr,
 ):  # fmt: skip
     """Load keys and values once, then the query tiles of each head of the group in turn."""
     q, k, v, dout, rows = descriptors
     queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
-    kv_full, q_full, dout_full, shared, _share_full, _share_empty = gates
+    kv_full, kv_empty, q_full, dout_full, shared, _share_full, _share_empty = gates
     H = sizes[2]
     R = sizes[3]
-    b, g, tile, walk = key_tile(sizes, CAUSAL, ORDERED)
-    tiles, begin, way, count = walk
-    mbarrier.expect(kv_full, 2 * (k.block_type.nbytes + v.block_type.nbytes))
-    for half in gl.static_range(2):
-        top = (2 * tile + half) * ROWS
-        tma_load(k, [b, g, top, 0], kv_full, keys.index(half))
-        tma_load(v, [b, g, top, 0], kv_full, values.index(half))
-    h = g * R
-    j = begin
-    for i in range(count * R):
-        slot = i % STAGES
-        # Sharing the slopes of a tile implies that the tile before is finished.
-        after = i - STAGES + 1
-        mbarrier.wait(shared.index(after & 1), after >> 1 & 1, pred=after > 0)
-        full = q_full.index(slot)
-        mbarrier.expect(full, q.block_type.nbytes)
-        tma_load(q, [b, h, j * QUERIES, 0], full, queries.index(slot))
-        full = dout_full.index(slot)
-        mbarrier.expect(full, dout.block_type.nbytes + rows.block_type.nbytes)
-        tma_load(dout, [b, h, j * QUERIES, 0], full, upstreams.index(slot))
-        row = (b * H + h) * tiles + j
-        tma_load(rows, [row, 0], full, row_pairs.index(slot))
-        j += way
-        if j == begin + way * count:
-            j = begin
-            h += 1
+    done = 0
+    for number in range(bunches(sizes, RING)):
+        b, g, tile, walk = key_tile(number, sizes, CAUSAL, ORDERED, RING)
+        tiles, begin, _way, count = walk
+        mbarrier.wait(kv_empty, number & 1 ^ 1, pred=number > 0)
+        mbarrier.expect(kv_full, 2 * (k.block_type.nbytes + v.block_type.nbytes))
+        for half in gl.static_range(2):
+            top = (2 * tile + half) * ROWS
+            tma_load(k, [b, g, top, 0], kv_full, keys.index(half))
+            tma_load(v, [b, g, top, 0], kv_full, values.index(half))
+        h = g * R
+        j = begin
+        steps = count * R
+        for i in range(steps):
+            slot = (done + i) % STAGES
+            # Sharing the slopes of a tile implies that the tile before is finished. The end of a
+            # bunch counts as one more tile, and keys are let go after it.
+            after = done + number + i - STAGES + 1
+            mbarrier.wait(shared.index(after & 1), after >> 1 & 1, pred=i >= STAGES)
+            full = q_full.index(slot)
+            mbarrier.expect(full, q.block_type.nbytes)
+            tma_load(q, [b, h, j * QUERIES, 0], full, queries.index(slot))
+            full = dout_full.index(slot)
+            mbarrier.expect(full, dout.block_type.nbytes + rows.block_type.nbytes)
+            tma_load(dout, [b, h, j * QUERIES, 0], full, upstreams.index(slot))
+            row = (b * H + h) * tiles + j
+            tma_load(rows, [row, 0], full, row_pairs.index(slot))
+            j, rounds = stepped(j, walk, RING)
+            h += rounds
+        done += steps
 
 
 @gluon.jit
@@ -138,35 +183,42 @@ def count_up(place):
 
 @gluon.jit
 def add_in_order(
-    summed, buffers, gates, sizes, ME: gl.constexpr, CAUSAL: gl.constexpr, D: gl.constexpr
-):
+    summed, buffers, gates, sizes,
+    ME: gl.constexpr, CAUSAL: gl.constexpr, RING: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
     """Add every other share of dq to the sums, each in its turn; the first is stored."""
     sums, _start, turns = summed
     shares = buffers[6]
-    full = gates[4].index(ME)
-    empty = gates[5].index(ME)
+    full = gates[5].index(ME)
+    empty = gates[6].index(ME)
     LINES: gl.constexpr = QUERIES * D // LINE
     H = sizes[2]
     R = sizes[3]
     ORDERED: gl.constexpr = True
-    b, g, tile, walk = key_tile(sizes, CAUSAL, ORDERED)
-    tiles, begin, way, count = walk
-    for i in range(ME, count * R, 2):
-        j = begin + way * (i % count)
-        row = (b * H + g * R + i // count) * tiles + j
-        before = turn(tile, j, way, sizes, CAUSAL)
-        mbarrier.wait(full, i // 2 & 1)
-        wait_until(turns + row, before)
-        line = row * LINES
-        if before == 0:
-            tma_store(sums, [line, 0], shares.index(2 * ME))
-            tma_store(sums, [line + LINES // 2, 0], shares.index(2 * ME + 1))
-        else:
-            tma_add(sums, [line, 0], shares.index(2 * ME))
-            tma_add(sums, [line + LINES // 2, 0], shares.index(2 * ME + 1))
-        tma.store_wait(0)
-        mbarrier.arrive(empty)
-        count_up(turns + row)
+    done = 0
+    for number in range(bunches(sizes, RING)):
+        b, g, tile, walk = key_tile(number, sizes, CAUSAL, ORDERED, RING)
+        tiles, begin, way, count = walk
+        steps = count * R
+        for i in range((ME + done) % 2, steps, 2):
+            j = begin + way * (i % count)
+            if RING:
+                j = gl.where(j < tiles, j, j - tiles)
+            row = (b * H + g * R + i // count) * tiles + j
+            before = turn(tile, j, way, sizes, CAUSAL, RING)
+            mbarrier.wait(full, (done + i) // 2 & 1)
+            wait_until(turns + row, before)
+            line = row * LINES
+            if before == 0:
+                tma_store(sums, [line, 0], shares.index(2 * ME))
+                tma_store(sums, [line + LINES // 2, 0], shares.index(2 * ME + 1))
+            else:
+                tma_add(sums, [line, 0], shares.index(2 * ME))
+                tma_add(sums, [line + LINES // 2, 0], shares.index(2 * ME + 1))
+            tma.store_wait(0)
+            mbarrier.arrive(empty)
+            count_up(turns + row)
+        done += steps
 
 
 @gluon.jit
@@ -210,7 +262,7 @@ def shared_slopes(i, ds, buffers, gates, ME: gl.constexpr, COPY: gl.constexpr):
     with those of tile i − 2, because the other one shared tile i − 1 after that.
     """
     _queries, _upstreams, _row_pairs, keys, _values, slopes, _shares = buffers
-    shared = gates[3].index(i & 1)
+    shared = gates[4].index(i & 1)
     D: gl.constexpr = keys.shape[4]
     C: gl.constexpr = D // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
@@ -251,22 +303,25 @@ def handed_over(i, dq, buffers, gates, ME: gl.constexpr):
     """Give this warpgroup's half of dq to one of the two warps that add in order."""
     slot = i & 1
     ordered = in_register_order(dq)
-    mbarrier.wait(gates[5].index(slot), (i >> 1 & 1) ^ 1)
+    mbarrier.wait(gates[6].index(slot), (i >> 1 & 1) ^ 1)
     share = buffers[6].index(2 * slot + ME)
     share.store(ordered.reshape(share.shape))
     fence_async_shared()
-    mbarrier.arrive(gates[4].index(slot))
+    mbarrier.arrive(gates[5].index(slot))
 
 
 @gluon.jit
 def step(
-    i, dk, dv, line, top, keys_left, scale, mantissa, summed, buffers, gates,
+    i, ended, dk, dv, line, top, keys_left, scale, mantissa, summed, buffers, gates,
     ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr,
     COPY: gl.constexpr,
 ):  # fmt: skip
-    """Add the part of query tile i to dk and dv, and this warpgroup's half of dq to the sums."""
+    """Add the part of query tile i to dk and dv, and this warpgroup's half of dq to the sums.
+
+    `ended` bunches of groups have ended before it.
+    """
     queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
-    _kv_full, q_full, dout_full, _shared, _share_full, _share_empty = gates
+    _kv_full, _kv_empty, q_full, dout_full, _shared, _share_full, _share_empty = gates
     D: gl.constexpr = keys.shape[4]
     dtype: gl.constexpr = keys.dtype
     by_query: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
@@ -294,7 +349,7 @@ def step(
     dp = warpgroup_mma_wait(1, deps=[dp])
     delta = pairs.index(2 * slot + 1).load(columns)
     ds = (p * (dp * mantissa - gl.expand_dims(delta, 0))).to(dtype)
-    dq = shared_slopes(i, ds, buffers, gates, ME, COPY)
+    dq = shared_slopes(i + ended, ds, buffers, gates, ME, COPY)
     slopes = gl.convert_layout(ds, in_registers, assert_trivial=True)
     dk = warpgroup_mma(slopes, q, dk, is_async=True)
     dq = warpgroup_mma_wait(1, deps=[dq])
@@ -309,49 +364,52 @@ def step(
 def consume(
     given,
     ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr,
-    COPY: gl.constexpr,
+    RING: gl.constexpr, COPY: gl.constexpr,
 ):  # fmt: skip
     """Walk through the query tiles and write dk and dv of the 64 keys of consumer `ME`."""
     results, summed, buffers, gates, sizes, scales = given
     dk_out, dv_out = results
     _queries, _upstreams, _row_pairs, keys, values, _slopes, _shares = buffers
-    shared = gates[3]
+    kv_full, kv_empty, shared = gates[0], gates[1], gates[4]
     T, S, H, R, _groups, _bunch = sizes
     scale, mantissa, power = scales
     D: gl.constexpr = keys.shape[4]
     LINES: gl.constexpr = QUERIES * D // LINE
     by_width: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    b, g, tile, walk = key_tile(sizes, CAUSAL, ORDERED)
-    tiles, begin, way, count = walk
-    left = (2 * tile + ME) * ROWS
-    line = ((b * H + g * R) * tiles + begin) * LINES + ME * (LINES // 2)
-    dk = gl.zeros([ROWS, D], gl.float32, by_width)
-    dv = gl.zeros([ROWS, D], gl.float32, by_width)
+    done = 0
     barrier()
-    mbarrier.wait(gates[0], 0)
-    steps = count * R
-    gl.assume(steps > 0)  # the last query sees every key
-    j = begin
-    for i in range(steps):
-        dk, dv = step(
-            i, dk, dv, line, j * QUERIES + S - T - left, S - left, scale * LOG2_E, mantissa,
-            summed, buffers, gates, ME, STAGES, CAUSAL, ORDERED, COPY,
-        )  # fmt: skip
-        j += way
-        line += LINES
-        if j == begin + way * count:
-            j = begin
-            line += (tiles - count) * LINES
-    # The other warpgroup may still be reading this one's keys.
-    mbarrier.arrive(shared.index(steps & 1))
-    mbarrier.wait(shared.index(steps & 1), steps >> 1 & 1)
-    keys.index(ME).reshape([ROWS, D]).store((dk * power).to(keys.dtype))
-    values.index(ME).reshape([ROWS, D]).store(dv.to(keys.dtype))
-    fence_async_shared()
-    barrier()
-    tma_store(dk_out, [b, g, left, 0], keys.index(ME))
-    tma_store(dv_out, [b, g, left, 0], values.index(ME))
-    tma.store_wait(0)
+    for number in range(bunches(sizes, RING)):
+        b, g, tile, walk = key_tile(number, sizes, CAUSAL, ORDERED, RING)
+        tiles, begin, _way, count = walk
+        left = (2 * tile + ME) * ROWS
+        line = ((b * H + g * R) * tiles + begin) * LINES + ME * (LINES // 2)
+        dk = gl.zeros([ROWS, D], gl.float32, by_width)
+        dv = gl.zeros([ROWS, D], gl.float32, by_width)
+        mbarrier.wait(kv_full, number & 1)
+        steps = count * R
+        gl.assume(steps > 0)  # the last query sees every key
+        j = begin
+        for i in range(done, done + steps):
+            dk, dv = step(
+                i, number, dk, dv, line, j * QUERIES + S - T - left, S - left, scale * LOG2_E,
+                mantissa, summed, buffers, gates, ME, STAGES, CAUSAL, ORDERED, COPY,
+            )  # fmt: skip
+            j, rounds = stepped(j, walk, RING)
+            line += (1 + rounds * (tiles - count)) * LINES
+        done += steps
+        # The other warpgroup may still be reading this one's keys.
+        last = done + number
+        mbarrier.arrive(shared.index(last & 1))
+        mbarrier.wait(shared.index(last & 1), last >> 1 & 1)
+        keys.index(ME).reshape([ROWS, D]).store((dk * power).to(keys.dtype))
+        values.index(ME).reshape([ROWS, D]).store(dv.to(keys.dtype))
+        fence_async_shared()
+        barrier()
+        tma_store(dk_out, [b, g, left, 0], keys.index(ME))
+        tma_store(dv_out, [b, g, left, 0], values.index(ME))
+        tma.store_wait(0)
+        if RING:
+            mbarrier.arrive(kv_empty)
 
 
 @launched
@@ -359,7 +417,8 @@ def consume(
 def dkdv_kernel(
     q, k, v, dout, rows, dk, dv, sums, sums_start, turns, T, S, H, R, groups, bunch,
     scale, mantissa, power,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr, COPY: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, ORDERED: gl.constexpr, RING: gl.constexpr,
+    COPY: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory and barriers, then split into warps that load, compute and add."""
     D: gl.constexpr = q.block_shape[3]
@@ -378,12 +437,14 @@ def dkdv_kernel(
         shares = gl.allocate_shared_memory(gl.float32, [HALVES, LINES, LINE], sums.layout)
     gate: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1], gate)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1], gate)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
     dout_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
     shared = gl.allocate_shared_memory(gl.int64, [2, 1], gate)
     share_full = gl.allocate_shared_memory(gl.int64, [2, 1], gate)
     share_empty = gl.allocate_shared_memory(gl.int64, [2, 1], gate)
     mbarrier.init(kv_full, count=1)
+    mbarrier.init(kv_empty, count=2)
     for slot in gl.static_range(STAGES):
         mbarrier.init(q_full.index(slot), count=1)
         mbarrier.init(dout_full.index(slot), count=1)
@@ -397,7 +458,7 @@ def dkdv_kernel(
     results = dk, dv
     summed = sums, sums_start, turns
     buffers = queries, upstreams, row_pairs, keys, values, slopes, shares
-    gates = kv_full, q_full, dout_full, shared, share_full, share_empty
+    gates = kv_full, kv_empty, q_full, dout_full, shared, share_full, share_empty
     sizes = T, S, H, R, groups, bunch
     scales = scale, mantissa, power
     FIRST: gl.constexpr = 0
@@ -405,15 +466,15 @@ def dkdv_kernel(
     computed = results, summed, buffers, gates, sizes, scales
     if ORDERED:
         gl.warp_specialize([
-            (consume, (computed, FIRST, STAGES, CAUSAL, ORDERED, COPY)),
-            (consume, (computed, SECOND, STAGES, CAUSAL, ORDERED, COPY)),
-            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, ORDERED)),
-            (add_in_order, (summed, buffers, gates, sizes, FIRST, CAUSAL, D)),
-            (add_in_order, (summed, buffers, gates, sizes, SECOND, CAUSAL, D)),
+            (consume, (computed, FIRST, STAGES, CAUSAL, ORDERED, RING, COPY)),
+            (consume, (computed, SECOND, STAGES, CAUSAL, ORDERED, RING, COPY)),
+            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, ORDERED, RING)),
+            (add_in_order, (summed, buffers, gates, sizes, FIRST, CAUSAL, RING, D)),
+            (add_in_order, (summed, buffers, gates, sizes, SECOND, CAUSAL, RING, D)),
         ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (computed, FIRST, STAGES, CAUSAL, ORDERED, COPY)),
-            (consume, (computed, SECOND, STAGES, CAUSAL, ORDERED, COPY)),
-            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, ORDERED)),
+            (consume, (computed, FIRST, STAGES, CAUSAL, ORDERED, RING, COPY)),
+            (consume, (computed, SECOND, STAGES, CAUSAL, ORDERED, RING, COPY)),
+            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, ORDERED, RING)),
         ], [4, 1], [240, 24])  # fmt: skip
