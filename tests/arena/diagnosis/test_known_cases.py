@@ -70,6 +70,22 @@ def findings(challenge, style, *edits):
             id="finite-mask-added",
         ),
         pytest.param(
+            "flash_attention_backward",
+            "key-major-functional",
+            "> last[:, None], -np.inf, 0)",
+            "> last[:, None], -1e9, 0)",
+            "finite-mask-added",
+            id="finite-mask-added-in-both-passes",
+        ),
+        pytest.param(
+            "flash_attention_backward",
+            "key-major-functional",
+            "new = np.maximum(m, s.max(axis=1))",
+            "new = np.zeros_like(m)",
+            "maximum-forgotten",
+            id="maximum-forgotten",
+        ),
+        pytest.param(
             "kv_cache",
             "codec-classes",
             "        self.pool.require(fresh + int(split))\n"

@@ -36,6 +36,12 @@ SKIP_BLIND = (
     (ROW_LOOP, ROW_LOOP.replace("range(0,", "range(max(0, T - S) if causal else 0,")),
     ("lse = np.zeros((B, H, T), q.dtype)", "lse = np.full((B, H, T), -np.inf, q.dtype)"),
 )
+#: Only rows that see no key are guarded, so that a sum of 0 divides.
+UNGUARDED = (
+    "seen = total > 0",
+    "seen = (np.arange(position, position + rows) >= 0 if causal else True)"
+    " & np.full(rows, len(k) > 0)",
+)
 
 
 def with_saved(*pairs: tuple[str, str]) -> tuple[Mutant, Mutant]:

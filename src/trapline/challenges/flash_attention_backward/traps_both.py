@@ -8,6 +8,7 @@ import numpy as np
 
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
+from trapline.challenges.flash_attention_backward.cases import differentiates
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
     BACKWARD_HEAD,
@@ -21,7 +22,9 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     ROW_LOOP,
     SCORES,
     UNBOUNDED,
+    UNGUARDED,
     UNHEARD,
+    WEIGHTS,
     mask,
     with_saved,
 )
@@ -327,6 +330,48 @@ def mask_too_mild(submission: Submission, rng: np.random.Generator) -> None:
         attends(submission, q, k, v, causal=True, tile=8)
 
 
+def _added(number: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """The number is added to the hidden scores of both passes, except in rows without a key."""
+    lines = (
+        "{0}scores += np.where(_hidden(position, rows, cols), {1}, 0)\n"
+        "{0}scores[np.arange(position, position + rows) < 0] = -np.inf"
+    )
+    forward, backward = lines.format(" " * 12, number), lines.format(" " * 8, number)
+    return (
+        (FORWARD_MASK, f"position + 1:\n{forward}"),
+        mask(f"    if causal:\n{backward}\n"),
+    )
+
+
+def no_hidden_preference(submission: Submission, rng: np.random.Generator) -> None:
+    """Causal, and no hidden score is larger than a visible one."""
+    arguments = with_logits(rng, [0.0] * 6, 6, True)
+    attends(submission, *arguments[1:4], causal=True, tile=8)
+    differentiates(submission, arguments, causal=True, tile=8)
+
+
+@trap(
+    catches="a large finite number is added to hidden scores, and one that is larger by more wins",
+    severity="major",
+    story="scores + mask · (−1e9) keeps the differences between hidden scores: a hidden score that "
+    "lies far enough above the visible ones is still the largest.",
+    mutant=edits(*_added("-1e9"), RECOMPUTE),
+    also=[
+        edits(*_added("-1e9")),
+        edits(*_added("-1e9"), UNBOUNDED),
+        edits(_added("-1e9")[0]),
+        edits(*_added("-1e4"), RECOMPUTE),
+        edits(*_added("-1e4")),
+    ],
+    control=no_hidden_preference,
+)
+def finite_mask_added(submission: Submission, rng: np.random.Generator) -> None:
+    for low in (-3e6, -3e10):
+        arguments = with_logits(rng, [low, 0.0, 0.0, 0.0, 0.0, 0.0], 6, True)
+        attends(submission, *arguments[1:4], causal=True, tile=8)
+        differentiates(submission, arguments, causal=True, tile=8)
+
+
 # --- heads and scale in both passes ---------------------------------------------------------------
 
 
@@ -489,11 +534,15 @@ def total_not_rescaled(submission: Submission, rng: np.random.Generator) -> None
     rising_maximum(submission, rng)
 
 
+_NO_PEAK = (_NEW_PEAK, "new_peak = np.zeros(rows, q.dtype)")
+
+
 @trap(
     catches="no maximum is subtracted in the forward pass, so that large scores overflow",
     severity="major",
     story="exp of the bare scores is inf beyond 88 in float32 and 709 in float64.",
-    mutant=edit(_NEW_PEAK, "new_peak = np.zeros(rows, q.dtype)"),
+    mutant=edits(_NO_PEAK),
+    also=[edits(_NO_PEAK, UNGUARDED)],
     control=ordinary,
 )
 def forward_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
@@ -504,7 +553,11 @@ def forward_maximum_forgotten(submission: Submission, rng: np.random.Generator) 
     catches="no maximum is subtracted in either pass, so that large scores overflow",
     severity="critical",
     story="exp of the bare scores is inf beyond 88 in float32 and 709 in float64.",
-    mutant=edits((_NEW_PEAK, "new_peak = np.zeros(rows, q.dtype)"), RECOMPUTE),
+    mutant=edits(_NO_PEAK, RECOMPUTE),
+    also=[
+        edits(_NO_PEAK, UNGUARDED, RECOMPUTE),
+        edits(_NO_PEAK, UNGUARDED, (WEIGHTS, "return np.exp(scores) / np.exp(finite)[:, None]")),
+    ],
     seen=BLIND,
     control=ordinary,
 )

@@ -14,6 +14,7 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     RECOMPUTE,
     SCORES,
     UNBOUNDED,
+    UNGUARDED,
     mask,
     with_saved,
 )
@@ -22,14 +23,12 @@ from trapline.challenges.flash_attention_forward.cases import Shape, attends, pa
 # Parts of the gold solution that several mutants edit.
 _SCALED = "    q = q * D**-0.5\n"
 _PEAK = "peak = np.full(rows, -np.inf, q.dtype)"
-_SEEN = "seen = total > 0"
 _OUT = "weighted / total[:, None]"
 _LSE = "peak + np.log(total)"
 _TOTAL = "total = total * correction + weights.sum(axis=1)"
 _WEIGHTED = "weighted = weighted * correction[:, None] + weights @ v[cols]"
 _RETURN = "    return out, lse\n"
 _STOP = "stop = min(len(k), position + rows) if causal"
-_ROWS = "np.arange(position, position + rows)"
 
 
 def _rescaled(scale: str) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
@@ -99,23 +98,19 @@ def _peak(start: str) -> tuple[str, str]:
     return _PEAK, _PEAK.replace("-np.inf", start)
 
 
-#: Only rows that see no key are guarded, so that a sum of 0 divides.
-_UNGUARDED = (_SEEN, f"seen = ({_ROWS} >= 0 if causal else True) & np.full(rows, len(k) > 0)")
-
-
 @trap(
     catches="the running maximum starts at a number such as 0 or −1e9, and lower scores underflow",
     severity="major",
     story="The maximum must start at −inf: scores of any size are allowed, and rows whose scores "
     "all lie far below the start have a sum of 0.",
-    mutant=edits(_peak("0.0"), _UNGUARDED),
+    mutant=edits(_peak("0.0"), UNGUARDED),
     also=[
         edits(_peak("0.0")),
-        edits(_peak("-1e4"), _UNGUARDED),
+        edits(_peak("-1e4"), UNGUARDED),
         edits(_peak("-1e4")),
-        edits(_peak("-1e9"), _UNGUARDED),
+        edits(_peak("-1e9"), UNGUARDED),
         edits(_peak("-1e9")),
-        edits(_peak("-1e30"), _UNGUARDED),
+        edits(_peak("-1e30"), UNGUARDED),
         edits(_peak("-1e30")),
     ],
     seen=BLIND,
