@@ -31,11 +31,13 @@ LEAST_ROUNDS, DECIDED_BY = 2, 1.5
 MOST_ROUNDS = 2
 #: The cheapest quarter of the calls decides: the dearest of it is what a call costs.
 DECIDING_SHARE = 0.25
-#: A call costs at least this share of the fastest one's time on the clock. Processor time that a
-#: submission hides, in processes that have ended, buys no more than that.
+#: A call costs at least this share of the fastest one's time on the clock, without what other
+#: programs add. Processor time that a submission hides, in processes that have ended, buys no more.
 LEAST_SHARE = 0.4
-#: Costs that differ by this share may be noise; the reference's own rounds say whether more is.
-LEAST_NOISE, MOST_NOISE = 0.03, 0.1
+#: Halves of the rounds that differ by no more than this share agree.
+AGREED = 0.03
+#: The speed of the same code in two sandboxes differs by up to this share, beside other work.
+SAME_SPEED = 0.08
 #: Errors up to twice a careful implementation's score 100; a thousand times its error, 0.
 PRECISE_RATIO, USELESS_RATIO = 2.0, 1000.0
 #: Growth this much faster than allowed is worth nothing.
@@ -85,7 +87,7 @@ def speed(
     plan = challenge.plan.speed or SpeedPlan()
     racers = {"reference": reference, "submission": submission}
     costs = {name: Costs(rounds * MOST_ROUNDS) for name in racers}
-    ratio = math.inf
+    ratio, spent = math.inf, dict.fromkeys(racers, math.inf)
     for name, racer in racers.items():
         with _blamed(name):
             _burst(racer, prepare, rng, 1)[0].check()
@@ -95,16 +97,15 @@ def speed(
             others = [racer for other, racer in racers.items() if other != name]
             with paused(others), _blamed(name):
                 costs[name].add(_burst(racers[name], prepare, rng, BURST))
-        ratio = costs["reference"].a_call() / costs["submission"].a_call()
+        spent = _spent(costs)
+        ratio = spent["reference"] / spent["submission"]
     # Only cheap calls decide, so only skipped work in them would pay: all of these are checked.
     costs["submission"].check()
-    noise = float(np.clip(costs["reference"].noise(), LEAST_NOISE, MOST_NOISE))
-    # A ratio that noise explains is that of the reference with itself.
-    score = _speed_score(1.0 if abs(math.log(ratio)) <= noise else ratio, plan)
+    score = _speed_score(ratio, plan)
     evidence: dict[str, Any] = {
         "ratio": round(ratio, 4),
-        "noise": round(noise, 4),
-        "milliseconds": {name: round(kept.a_call() * 1e3, 4) for name, kept in costs.items()},
+        "noise": SAME_SPEED,
+        "milliseconds": {name: round(seconds * 1e3, 4) for name, seconds in spent.items()},
         "rounds": len(costs["reference"].bursts),
     }
     if operations := getattr(challenge.module("cases"), "OPERATIONS", 0):
@@ -118,12 +119,25 @@ def speed(
     return Dimension(score=score, reason=reason, evidence=evidence), raw
 
 
+def _spent(costs: dict[str, "Costs"]) -> dict[str, float]:
+    """Seconds of a call of each racer.
+
+    The reference hides nothing. How much longer than its work its fastest call took on the clock is
+    what other programs add to both.
+    """
+    reference, submission = costs["reference"], costs["submission"]
+    work = max(_deciding_cost(reference.bursts), 1e-6)
+    added = max(1.0, reference.fastest / work)
+    least = LEAST_SHARE * submission.fastest / added
+    return {"reference": work, "submission": max(_deciding_cost(submission.bursts), least, 1e-6)}
+
+
 def _settled(costs: dict[str, "Costs"], rounds: int) -> bool:
     """Whether the planned rounds are done, and agree or have been repeated often enough."""
     done = len(costs["reference"].bursts)
     if done < rounds:
         return False
-    agreed = all(kept.noise() <= LEAST_NOISE for kept in costs.values())
+    agreed = all(kept.noise() <= AGREED for kept in costs.values())
     return agreed or done >= MOST_ROUNDS * rounds
 
 
@@ -135,7 +149,9 @@ def _is_decided(ratio: float, costs: dict[str, "Costs"], plan: SpeedPlan) -> boo
 
 
 def _speed_score(ratio: float, plan: SpeedPlan) -> float:
-    return _log_score(plan.full_marks_at / ratio, best=1.0, worst=10.0)
+    """Full marks wherever noise alone may have made the answer slower; no step at the end of it,
+    which would make more of the noise there."""
+    return _log_score(plan.full_marks_at / ratio, best=1.0 / (1.0 - SAME_SPEED), worst=10.0)
 
 
 @dataclass(frozen=True)
@@ -175,9 +191,6 @@ class Costs:
         self.digests += [one.digest for one in burst]
         cheapest = sorted([*self._cheapest, *burst], key=lambda one: one.cost)
         self._cheapest = cheapest[: self._kept]
-
-    def a_call(self) -> float:
-        return max(_deciding_cost(self.bursts), LEAST_SHARE * self.fastest, 1e-6)
 
     def noise(self) -> float:
         """By which share two halves of the rounds differ: the same code against itself."""
