@@ -63,8 +63,16 @@ def table(run):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(field, tmp_path_factory):
-    result = finish(field, tmp_path_factory.mktemp("runs") / "undisturbed")
+def undisturbed_run(field, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    finish(field, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(undisturbed_run):
+    result = table(undisturbed_run)
     assert len(result) == 5
     assert len({fallen for _, _, _, fallen, _ in result}) == 5
     return result
@@ -176,9 +184,11 @@ def test_server_that_dies_stops_the_grader_and_loses_nothing(field, undisturbed,
     assert graded_once(run)
 
 
-def test_damaged_record_and_missing_bundle_are_graded_again(field, undisturbed, tmp_path):
+def test_damaged_record_and_missing_bundle_are_graded_again(
+    field, undisturbed, undisturbed_run, tmp_path
+):
     run = tmp_path / "run"
-    finish(field, run)
+    shutil.copytree(undisturbed_run, run)
     with sqlite3.connect(run / "run.sqlite") as raw:
         raw.execute("UPDATE cells SET record = substr(record, 1, 100) WHERE entrant = 'gold'")
     victim = next((run / "bundles").iterdir())
