@@ -513,3 +513,17 @@ def test_missing_configuration_keys_are_named():
 def test_unsupported_gpt2_configurations_are_refused(make, wrong, sentence):
     with pytest.raises(RangeError, match=sentence):
         make("gpt2", **wrong)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_model_that_is_loaded_draws_no_embeddings(family, tmp_path, monkeypatch):
+    """On the meta device a draw imports torch's compiler, which takes longer than torch itself."""
+    config = from_dict({"model_type": family, **settings(family, 0)})
+    drawn = []
+    monkeypatch.setattr(torch.nn.init, "normal_", lambda tensor: drawn.append(tensor.device.type))
+    Decoder(config).save_pretrained(tmp_path)
+    assert set(drawn) == {"cpu"}
+    drawn.clear()
+    loaded = Decoder.from_pretrained(tmp_path)
+    assert drawn == []
+    assert all(parameter.requires_grad for parameter in loaded.parameters())

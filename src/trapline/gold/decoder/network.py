@@ -27,14 +27,20 @@ class Hidden(NamedTuple):
     features: tuple[Tensor, ...]  # (N, C) outputs of the requested layers
 
 
+def _embedding(rows: int, columns: int) -> nn.Embedding:
+    """On the meta device nothing is drawn: torch would import its compiler for it (two seconds)."""
+    is_meta = torch.get_default_device().type == "meta"
+    return nn.Embedding(rows, columns, _weight=torch.empty(rows, columns) if is_meta else None)
+
+
 class Network(nn.Module):
     """`network(ids)` for whole batches, `network.step` for growing sequences."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab, config.dim)
-        self.position = nn.Embedding(config.context, config.dim) if config.is_gpt2 else None
+        self.embedding = _embedding(config.vocab, config.dim)
+        self.position = _embedding(config.context, config.dim) if config.is_gpt2 else None
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.layers))
         self.norm = Norm(
             config.dim, config.norm_eps, bias=config.is_gpt2, unit_offset=config.unit_offset
