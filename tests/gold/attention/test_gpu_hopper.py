@@ -150,7 +150,6 @@ def test_heads_that_do_not_fit_the_gpu_at_once_walk_without_a_ring(drawn, relati
     found = gradients(*problem)
     for got, other in zip(found, ring, strict=True):
         assert relative(got, other.double()) <= GRADIENT_LIMITS[torch.bfloat16]
-    assert torch.equal(found[1], ring[1])
     for _ in range(5):
         assert all(map(torch.equal, found, gradients(*problem)))
 
