@@ -5,7 +5,6 @@ root, the last committed token. In arrays with one row per node, row 0 belongs t
 i + 1 to node i.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -30,14 +29,15 @@ class Decoded(NamedTuple):
 def all_prefixes(log_q: np.ndarray) -> dict[tuple[int, ...], float]:
     """Every prefix of non-zero probability of every depth, with its log-probability."""
     weights: dict[tuple[int, ...], float] = {}
-    depths, vocabulary = log_q.shape
-    for depth in range(1, depths + 1):
-        for prefix in itertools.product(range(vocabulary), repeat=depth):
-            weight = 0.0
-            for row, token in zip(log_q, prefix, strict=False):
-                weight += float(row[token])
-            if weight > -math.inf:
-                weights[prefix] = weight
+    level: dict[tuple[int, ...], float] = {(): 0.0}
+    for row in log_q.tolist():
+        longer = {
+            (*prefix, token): weight + value
+            for prefix, weight in level.items()
+            for token, value in enumerate(row)
+        }
+        level = {prefix: weight for prefix, weight in longer.items() if weight > -math.inf}
+        weights |= level
     return weights
 
 
