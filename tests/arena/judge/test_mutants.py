@@ -1,6 +1,9 @@
 """Processes that run our mutants serve one answer after the other and keep nothing between them."""
 
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -149,3 +152,28 @@ def test_of_shared_runs_those_not_asked_for_longest_go_first():
     assert [shared.get(key) for key in "abcd"] == [None] * 4
     shared.put("e", bytes(10))
     assert shared.get("e") is not None
+
+
+def test_what_is_being_made_is_not_made_twice():
+    shared, begun, made = SharedRuns(), threading.Event(), []
+
+    def make():
+        made.append(1)
+        begun.set()
+        time.sleep(0.2)
+        return b"run"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(shared.once, "key", make)
+        begun.wait()
+        second = pool.submit(shared.once, "key", make)
+        assert [first.result(), second.result(), made] == [b"run", b"run", [1]]
+
+
+def test_what_failed_is_made_again_for_the_next():
+    shared = SharedRuns()
+    with pytest.raises(ArenaError):
+        shared.once("key", lambda: load("no such challenge"))
+    assert shared.once("key", lambda: None) is None
+    assert shared.once("key", lambda: b"run") == b"run"
+    assert shared._making == {}

@@ -170,14 +170,18 @@ class MutantHost:
         if not self.shared or not self._answers_alike(subject):
             return self._ask(subject, check)
         key = self.challenge.digest, _where(self.challenge), self.seed, self.full, subject, check
-        kept = _shared.get(key)
-        if kept is not None:
-            self.runs += 1  # as if asked, so that a diagnosis goes the same way
-            return cast(Run, pickle.loads(kept))  # noqa: S301
-        run = self._ask(subject, check)
-        if run is not HUNG:
-            _shared.put(key, pickle.dumps(run))
-        return run
+        made: list[Run] = []
+
+        def make() -> bytes | None:
+            made.append(self._ask(subject, check))
+            return None if made[0] is HUNG else pickle.dumps(made[0])
+
+        kept = _shared.once(key, make)
+        if made:
+            return made[0]
+        self.runs += 1  # as if asked, so that a diagnosis goes the same way
+        assert kept is not None
+        return cast(Run, pickle.loads(kept))  # noqa: S301
 
     def _answers_alike(self, subject: str) -> bool:
         """Whether its answers do not depend on what was asked before, on a GPU or private traps."""
