@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from trapline.arena.certify.certify import Certifier
 from trapline.arena.errors import ArenaError, UsageError, Violation
 from trapline.arena.judge.draws import DrawKey
 from trapline.arena.judge.traps import Case
 from trapline.arena.process.sandbox import why_not
-from trapline.arena.record import Origin
-from trapline.arena.runs import field, run
+from trapline.arena.record import Dimension, Origin
+from trapline.arena.runs import executor, field, run
 from trapline.arena.runs.run import Options, grade_field, open_run
 from trapline.arena.standings.ranking import ranking
 
@@ -173,14 +174,69 @@ def unfair(submission, rng):
         ([Case("blind", lambda submission, rng: None)], "a worthless answer passes every case"),
     ],
 )
+@pytest.mark.parametrize("gold", [False, True])
 def test_machine_that_fails_its_check_does_not_grade(
-    entries, tmp_path, options, monkeypatch, known_sorting, cases, sentence
+    entries, tmp_path, options, monkeypatch, known_sorting, cases, sentence, gold
 ):
     monkeypatch.setitem(known_sorting.__dict__, "cases", cases)
+    entries = field.find_entries(tmp_path / "field", [], gold)
     with pytest.raises(ArenaError, match=sentence):
         grade_once(entries, tmp_path / "run", options)
     with open_run(tmp_path / "run") as store:
         assert store.cells() == []
+
+
+@pytest.fixture
+def asked_of_gold(monkeypatch):
+    """What a check of the machine asked of the gold solution."""
+    asked = []
+    for name in ("right_on_cases", "own_tests"):
+        one = getattr(Certifier, name)
+        monkeypatch.setattr(
+            Certifier, name, lambda self, name=name, one=one: asked.append(name) or one(self)
+        )
+    return asked
+
+
+def test_gold_cell_shows_that_the_machine_can_grade(entries, tmp_path, options, asked_of_gold):
+    both = field.find_entries(tmp_path / "field", [], gold=True)
+    assert grade_once(both, tmp_path / "run", options) == ["gold", "somebody"]
+    assert asked_of_gold == []
+    with open_run(tmp_path / "run") as store:
+        noted = [fact for fact in store.meta() if fact.startswith("machine ")]
+        assert list(store.meta()[noted[0]]) == ["sorting"]
+    grade_once(entries, tmp_path / "alone", options)
+    assert asked_of_gold == ["right_on_cases", "own_tests"]
+
+
+def _with_a_failing_case(cell):
+    failing = cell.cases[0].model_copy(update={"state": "fail"})
+    return {"cases": [failing, *cell.cases[1:]]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda cell: {"state": "infra_error", "dimensions": {}},
+        _with_a_failing_case,
+        lambda cell: {"dimensions": {"tests": Dimension(score=0.0, reason="they fail")}},
+    ],
+    ids=["not measured", "a case fails", "its tests fail"],
+)
+def test_gold_cell_that_is_not_right_leads_to_the_whole_check(
+    entries, tmp_path, options, asked_of_gold, monkeypatch, wrong
+):
+    grade = executor.grade
+
+    def spoiled(*args):
+        bundle = grade(*args)
+        cell = bundle.cell.model_copy(update=wrong(bundle.cell))
+        return bundle.model_copy(update={"cell": cell})
+
+    monkeypatch.setattr(executor, "grade", spoiled)
+    both = field.find_entries(tmp_path / "field", [], gold=True)
+    grade_once([entry for entry in both if entry.entrant == "gold"], tmp_path / "run", options)
+    assert asked_of_gold == ["right_on_cases", "own_tests"]
 
 
 def test_rounds_of_a_field_are_read_and_must_name_challenges(tmp_path):

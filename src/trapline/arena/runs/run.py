@@ -3,7 +3,7 @@
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,13 +72,23 @@ def grade_field(
     _withdraw({entry.key for entry in entries} - {entry.key for entry in outdated}, store)
     store.plan(entry.key for entry in outdated)
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
-        if isinstance(place, LocalExecutor):
-            judged = {_judge(entry).digest: entry for entry in _longest_first(outdated)}
-            yardsticks.recall(store.meta().get(YARDSTICKS, {}))
-            _check_once(list(judged.values()), options.level, store, place)
         together = _digests_together(entries) if options.same_draws else {}
         work = _Grader(store, options, seed, partial(_drawn, key, together), on_step, place)
-        yield from _grade_rounds(_longest_first(outdated), work)
+        jobs = _longest_first(outdated)
+        if isinstance(place, LocalExecutor):
+            judged = {_judge(job).digest: job for job in jobs}
+            yardsticks.recall(store.meta().get(YARDSTICKS, {}))
+            for entry, cell in run_all(work, filter(_is_gold, jobs), place.width):
+                if cell is not None:  # else another grader has claimed it
+                    yield cell
+                    jobs = [job for job in jobs if job is not entry]
+            _check_once(list(judged.values()), options.level, store, place, work.examined)
+        yield from _grade_rounds(jobs, work)
+
+
+def _is_gold(entry: GradeRequest) -> bool:
+    """Whether this cell shows what `check_machine` asks of the gold solution."""
+    return entry.track == "cpu" and entry.folder == _judge(entry).solution
 
 
 def _digests_together(entries: list[GradeRequest]) -> dict[str, str]:
@@ -166,11 +176,16 @@ def _in_words(facts: Mapping[str, str | None]) -> str:
 
 
 def _check_once(
-    entries: list[GradeRequest], level: Level, store: Store, place: LocalExecutor
+    entries: list[GradeRequest],
+    level: Level,
+    store: Store,
+    place: LocalExecutor,
+    examined: Collection[str],
 ) -> None:
     """Checks this machine once for each challenge, and notes in the store that it can grade it.
 
-    On a GPU this measures as well what all cells' times are compared with.
+    On a GPU this measures as well what all cells' times are compared with. `examined`: challenges
+    that this run has examined already.
     """
     machine = f"machine {this_machine()}"
     checked: dict[str, str] = store.meta().get(machine, {})
@@ -182,7 +197,8 @@ def _check_once(
         name = challenge.full_id if challenge.track == "cpu" else f"{challenge.full_id} gpu"
         fact = f"{challenge.digest} {level}"
         if checked.get(name) != fact:
-            due[name] = fact, partial(place.run, examine, entry, level)
+            check = partial(place.run, examine, entry, level)
+            due[name] = fact, (lambda: None) if name in examined else check
             if challenge.track == "gpu":
                 lights = partial(place.run, measure_lights, entry, level)
                 due = {"lights": (level, lights), **due}
@@ -191,11 +207,11 @@ def _check_once(
         store.set_meta(**{machine: checked, YARDSTICKS: yardsticks.known()})
 
 
-def examine(entry: GradeRequest, level: Level) -> None:
+def examine(entry: GradeRequest, level: Level, gold_is_right: bool = False) -> None:
     """Refuses a machine, or private traps, that cannot grade this challenge."""
     challenge = _judge(entry)
     config = challenge.sandbox_config(level)
-    check = partial(check_machine, challenge, level)
+    check = partial(check_machine, challenge, level, gold_is_right=gold_is_right)
     if _is_timed_here(challenge, config):
         yardsticks.of_challenge(challenge, config, shared_rig(config.device), check)
     else:
@@ -247,6 +263,8 @@ class _Grader:
     ) -> None:
         self.store, self.options, self.seed, self.draw = store, options, seed, draw
         self.on_step, self.executor = on_step, executor
+        #: Challenges that this machine was found able to grade.
+        self.examined: set[str] = set()
 
     def __call__(self, entry: GradeRequest) -> Cell | None:
         challenge = _judge(entry)
@@ -265,6 +283,10 @@ class _Grader:
                 intake=intake,
             )
             bundle = slot.grade(request, challenge, lambda step: self.on_step(entry, step))
+        if _is_gold(entry) and isinstance(self.executor, LocalExecutor):
+            # Before it is kept: what is wrong with it may be wrong with this machine.
+            examine(entry, self.options.level, _is_right(bundle.cell))
+            self.examined.add(challenge.full_id)
         return self.store.save(bundle)
 
     def _claim(self, entry: GradeRequest) -> bool:
@@ -275,6 +297,12 @@ class _Grader:
             self.store.withdraw(entry.key)
             return False
         return True
+
+
+def _is_right(gold: Cell) -> bool:
+    """Whether the gold solution holds the contract and passes its own tests, if tests can run."""
+    held = gold.state == "pass" and all(case.state == "pass" for case in gold.cases)
+    return held and gold.dimensions["tests"].score != 0.0
 
 
 def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Options) -> bool:
@@ -299,12 +327,14 @@ def this_machine() -> str:
     return hashlib.sha256(f"{platform.node()} {known}".encode()).hexdigest()[:12]
 
 
-def check_machine(challenge: Challenge, level: Level) -> None:
-    """Refuses a machine on which the gold solution fails a case or its own tests, or zeros pass."""
+def check_machine(challenge: Challenge, level: Level, *, gold_is_right: bool = False) -> None:
+    """Refuses a machine on which the gold solution fails a case or its own tests, or zeros pass.
+    `gold_is_right`: a grade has shown the former."""
     certifier = Certifier(challenge, level)
-    tried: list[Subject] = [certifier.right_on_cases, partial(certifier.control, ZEROS)]
-    if "tests" in challenge.plan.weights:
-        tried.insert(1, certifier.own_tests)
+    tried: list[Subject] = [] if gold_is_right else [certifier.right_on_cases]
+    if "tests" in challenge.plan.weights and not gold_is_right:
+        tried.append(certifier.own_tests)
+    tried.append(partial(certifier.control, ZEROS))
     for finding in (one() for one in tried):
         if finding.problem:
             raise ArenaError(
