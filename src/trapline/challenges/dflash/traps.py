@@ -9,6 +9,7 @@ from trapline.challenges.dflash import (
     traps_corners,
     traps_generating,
     traps_laws,
+    traps_levels,
     traps_mask,
     traps_refusals,
     traps_rounds,
@@ -23,6 +24,7 @@ from trapline.challenges.dflash import (
 PARTS = (
     traps_tree,
     traps_ties,
+    traps_levels,
     traps_mask,
     traps_verification,
     traps_sampling,

@@ -28,7 +28,7 @@ _MERGED = """\
 """
 
 
-def _merged(sort: str) -> Mutant:
+def merged(sort: str) -> Mutant:
     return edits(
         (WHILE, "    levels = []\n    while heap:\n"),
         (
@@ -46,8 +46,8 @@ def _merged(sort: str) -> Mutant:
     severity="minor",
     story="Levels are merged by weight with the default argsort, which is a quicksort; ties keep "
     "their order in small trees only.",
-    mutant=_merged("np.argsort(-weights)"),
-    also=[_merged("np.argsort(weights)[::-1]")],
+    mutant=merged("np.argsort(-weights)"),
+    also=[merged("np.argsort(weights)[::-1]")],
     seen=WRITTEN,
 )
 def ties_in_any_order(submission: Submission, rng: np.random.Generator) -> None:
