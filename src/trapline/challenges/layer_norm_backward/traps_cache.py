@@ -167,6 +167,25 @@ def output_overwrites_cache(submission: Submission, rng: Rng) -> None:
             "    x_hat = np.where(rstd[..., None] > 0.0, x_hat, np.nan)\n",
         ),
     ),
+    also=[
+        # x_hat is right, so that dx alone becomes 0.
+        edits(
+            (CACHE, CACHE.replace("rstd.astype", "(1.0 / rstd**2.0).astype")),
+            (UNPACK, "x_hat, var, gamma = cache\n    rstd = var.astype(np.float64) ** -0.5\n"),
+        ),
+        # x_hat is made again from x: dx and dgamma become 0.
+        edits(
+            (CACHE, "(x.copy(), var.astype(x.dtype), eps, gamma.copy())"),
+            (
+                UNPACK,
+                "x, var, eps, gamma = cache\n"
+                "    rstd = 1.0 / np.sqrt(var.astype(np.float64) + eps)\n"
+                "    wide = x.astype(np.float64)\n"
+                f"    {CENTRED}\n"
+                f"    {X_HAT}\n",
+            ),
+        ),
+    ],
     seen=WRITTEN_BLIND,
     control=ordinary_float32,
 )

@@ -34,6 +34,7 @@ _SLOPE = "_slope(forward, inputs, place, direction, dy)"
 #: Which input is moved for dx, dgamma and dbeta.
 _OTHERS = "(0, 2, 2)", "(0, 2, 1)"
 _RETURN = "    return errors\n"
+_ASKED = "        return forward(*moved)[0]\n"
 _CENTRAL = "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)"
 
 
@@ -252,6 +253,38 @@ def check_modifies_x(submission: Submission, rng: Rng) -> None:
     _, after = submission.observe("gradient_check", *passes(), *sent)
     for name, left, original in zip(("x", "gamma", "beta", "dy"), after[2:], sent, strict=True):
         expect.equal(left, original, f"{name} after the check")
+
+
+def _moved_back(where: str) -> Mutant:
+    """These inputs are moved in place, and back by taking the step away."""
+    return edit(
+        _ASKED,
+        "        step = sign * STEP * direction\n"
+        f"        if {where}:\n"
+        "            inputs[place][...] += step\n"
+        "            moved = inputs\n"
+        "        answer = forward(*moved)[0]\n"
+        f"        if {where}:\n"
+        "            inputs[place][...] -= step\n"
+        "        return answer\n",
+    )
+
+
+@trap(
+    catches="the check moves x itself and moves it back by taking the step away: rounding changes "
+    "its last bits",
+    severity="minor",
+    story="(x + h) − h is not always x, least of all where x is much smaller than h.",
+    seen=WRITTEN_BLIND,
+    mutant=_moved_back("place == 0"),
+    also=[_moved_back("True")],
+    control=right_passes,
+)
+def check_moves_x_back(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (3, 4, 6))
+    p.x[..., 1:3] *= 1e-15
+    _, after = submission.observe("gradient_check", *passes(), p.x, p.gamma, p.beta, p.dy)
+    expect.equal(after[2], p.x, "x after the check")
 
 
 @trap(
@@ -523,7 +556,7 @@ def _one_element_wrong(place: int, element: int, grads: Grads) -> Grads:
     severity="minor",
     story="The step is added in place and taken back after the call, but not in a finally.",
     mutant=edit(
-        "        return forward(*moved)[0]\n",
+        _ASKED,
         "        before = inputs[place].copy()\n"
         "        inputs[place][...] = moved[place]\n"
         "        answer = forward(*inputs)[0]\n"

@@ -243,11 +243,24 @@ def last_rows_of_y_skipped(submission: Submission, rng: Rng) -> None:
     check_y(submission, plain(rng, (1, 8209, 8)))
 
 
+def _parts_of_dgamma(joined: str) -> Mutant:
+    """The sums of blocks of rows, collected in a list that is empty without rows."""
+    return edit(
+        "    dgamma = np.sum(dy * x_hat, axis=(0, 1))\n",
+        "    rows = (dy * x_hat).reshape(-1, dy.shape[-1])\n"
+        "    blocks = range(0, len(rows), 64)\n"
+        "    parts = [rows[start : start + 64].sum(axis=0, keepdims=True) for start in blocks]\n"
+        f"    dgamma = {joined}.reshape(-1, dy.shape[-1]).sum(axis=0)\n",
+    )
+
+
 @trap(
     catches="an empty batch crashes, or its dgamma is not D zeros",
     severity="major",
     story="The last shard of a batch can be empty.",
     mutant=insert_before(_WIDE, "np.max(np.abs(x))\n    "),
+    also=[_parts_of_dgamma(f"np.{join}(parts)") for join in ("stack", "concatenate")],
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def no_rows(submission: Submission, rng: Rng) -> None:
