@@ -23,6 +23,8 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
 )
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape
 
+_DELTA = "(dout * out).sum(axis=-1)"
+_LEVEL = "np.where(lse == -np.inf, 0, lse)"
 _ZEROS = "dq, dk, dv = (np.zeros(x.shape, x.dtype) for x in (q, k, v))"
 
 # --- arrays as they come --------------------------------------------------------------------------
@@ -156,7 +158,7 @@ def gradients_in_single(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    catches="float64 gradients pass through float32",
+    catches="float64 gradients pass through float32: products, lse or the row sums of dout · out",
     severity="major",
     story="Gradients compared with finite differences then agree to 1e-7 only.",
     mutant=edit(
@@ -164,9 +166,12 @@ def gradients_in_single(submission: Submission, rng: np.random.Generator) -> Non
         "(dout[b, h, rows] @ v[b, g, cols].T).astype(np.float32)",
     ),
     also=[
-        edit("(dout * out).sum(axis=-1)", "(dout * out).astype(np.float32).sum(axis=-1)"),
-        edit("np.where(lse == -np.inf, 0, lse)", "np.where(lse == -np.inf, 0, lse).astype('f4')"),
+        edit(_DELTA, "(dout * out).astype(np.float32).sum(axis=-1)"),
+        edit(_LEVEL, _LEVEL + ".astype('f4')"),
+        edits((_LEVEL, _LEVEL + ".astype('f4')"), (_DELTA, f"{_DELTA}.astype(np.float32)")),
+        edit(_DELTA, f"{_DELTA}.astype(np.float32)"),
     ],
+    seen=BLIND,
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=6, S=6), rng, False), tile=4)
