@@ -2,6 +2,7 @@
 
 EXPAND = "        chosen = largest(totals.ravel(), self.rules.beam_width)\n"
 RESULT = "        return [(hypothesis.tokens, hypothesis.score) for hypothesis in self.pool]\n"
+POOLED = "            self.pool.append(Hypothesis(tokens, score))\n"
 BOUND = (
     "        return max(self.score(total, length + 1), self.score(total, self.max_new_tokens))\n"
 )

@@ -17,7 +17,7 @@ from trapline.challenges.beam_search.situations import (
     rising_tokens,
     tokens,
 )
-from trapline.challenges.beam_search.solution_lines import EXPAND, RESULT
+from trapline.challenges.beam_search.solution_lines import EXPAND, POOLED, RESULT
 from trapline.challenges.beam_search.table import Table
 
 # Parts of the gold solution that several mutants edit.
@@ -25,7 +25,6 @@ _FINISH = "        self._finish(totals[:, self.rules.eos_id])\n"
 _MASK = "        totals[:, self.rules.eos_id] = -np.inf\n"
 _SORT = "        self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n"
 _CUT = "        del self.pool[self.rules.beam_width :]\n"
-_POOLED = "            self.pool.append(Hypothesis(tokens, score))\n"
 _LIMIT = "            self._enter(self.beams, self.sums)\n"
 
 
@@ -300,7 +299,7 @@ def pool_in_order_of_entry(submission: Submission, rng: np.random.Generator) -> 
     story="heapq.merge needs sorted inputs; the beams' order is not that of their ends.",
     seen=BLIND,
     mutant=edits(
-        (_POOLED, "            new.append(Hypothesis(tokens, score))\n"),
+        (POOLED, "            new.append(Hypothesis(tokens, score))\n"),
         (
             _SORT,
             "        import heapq\n\n"
@@ -343,7 +342,7 @@ def only_the_best_beam_ends(submission: Submission, rng: np.random.Generator) ->
     seen=BLIND,
     mutant=edits(
         (
-            _POOLED,
+            POOLED,
             "            worst = self.pool[-1].score if self.pool else 0.0\n"
             "            if len(self.pool) < self.rules.beam_width or score > worst:\n"
             "                self.pool.insert(0, Hypothesis(tokens, score))\n"
@@ -369,7 +368,7 @@ def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) ->
     story=">= where > is meant; what entered first is lost.",
     mutant=edits(
         (
-            _POOLED,
+            POOLED,
             "            full = len(self.pool) == self.rules.beam_width\n"
             "            if full and score >= self.pool[-1].score:\n"
             "                self.pool.pop()\n"

@@ -19,7 +19,7 @@ from trapline.challenges.beam_search.situations import (
     rising_tokens,
     tokens,
 )
-from trapline.challenges.beam_search.solution_lines import EXPAND
+from trapline.challenges.beam_search.solution_lines import EXPAND, POOLED
 from trapline.challenges.beam_search.table import Table
 
 # Parts of the gold solution that several mutants edit.
@@ -186,7 +186,7 @@ def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="A heap or an insertion at the front reverses the order of ties.",
     mutant=edit(
-        "            self.pool.append(Hypothesis(tokens, score))\n",
+        POOLED,
         "            self.pool.insert(0, Hypothesis(tokens, score))\n",
     ),
     seen=BLIND,

@@ -14,7 +14,7 @@ from trapline.challenges.beam_search.situations import (
     ordinary_search,
     rising_tokens,
 )
-from trapline.challenges.beam_search.solution_lines import EXPAND, RESULT
+from trapline.challenges.beam_search.solution_lines import EXPAND, POOLED, RESULT
 from trapline.challenges.beam_search.table import Table
 
 
@@ -71,3 +71,32 @@ def tie_longer_listed_first(submission: Submission, rng: np.random.Generator) ->
     asked = by_sum(submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[E], [A, E], [B, E]], f"the hypotheses are {found}")
+
+
+@trap(
+    catches="where the worst of a full pool tie, a better hypothesis drives out the one that "
+    "entered first, not the last",
+    severity="minor",
+    story="A heap of score and arrival, or `min` over the pool, finds the earliest of equals.",
+    mutant=edit(
+        POOLED,
+        "            if len(self.pool) == self.rules.beam_width:\n"
+        "                worst = min(self.pool, key=lambda hypothesis: hypothesis.score)\n"
+        "                if score <= worst.score:\n"
+        "                    continue\n"
+        "                self.pool.remove(worst)\n" + POOLED,
+    ),
+    seen=BLIND,
+    control=ordinary_search,
+)
+def earliest_of_equals_evicted(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C = rising_tokens(rng, 4)
+    # [E] and [A, E] tie at -3, then [A, C, E] is better.
+    table: Table = {
+        (): {E: -3.0, A: -1.0, B: -1.5},
+        (A,): {E: -2.0, C: -0.5},
+        (A, C): {E: -0.5},
+    }
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A, C, E], [E]], f"the hypotheses are {found}")
