@@ -115,6 +115,23 @@ def findings(challenge, style, *edits):
             "width-of-the-target-unchecked",
             id="width-of-the-target-unchecked",
         ),
+        pytest.param(
+            "ternary_training",
+            "closure-tape",
+            "    places = _unpack_table()[packed]\n",
+            "    read = np.frombuffer(packed.tobytes('A'), np.uint8)\n"
+            "    places = _unpack_table()[read.reshape(packed.shape)]\n",
+            "strided-codes-misread",
+            id="strided-codes-misread",
+        ),
+        pytest.param(
+            "ternary_training",
+            "closure-tape",
+            "sides[_position(document) < fraction]",
+            "sides[int(100 * _position(document)) < int(100 * fraction)]",
+            "share-rounded",
+            id="share-rounded",
+        ),
     ],
 )
 def test_one_finding_which_names_the_bug(challenge, style, old, new, cause):

@@ -1,6 +1,7 @@
 """Named bugs of ternary code, each in the smallest situation that shows it for every seed."""
 
 from trapline.challenges.ternary_training import (
+    traps_arguments,
     traps_model,
     traps_packing,
     traps_quantiser,
@@ -16,4 +17,5 @@ PARTS = (
     traps_model,
     traps_training,
     traps_trained,
+    traps_arguments,
 )

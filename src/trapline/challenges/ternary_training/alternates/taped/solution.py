@@ -141,7 +141,7 @@ def train(documents, config):
 def _prepare(documents, config):
     if min(config["vocab"], config["dim"], config["heads"], config["context"]) < 1:
         raise ValueError("config values must be positive")
-    if config["layers"] < 0 or config["seconds"] < 0 or config["dim"] % config["heads"] != 0:
+    if config["layers"] < 0 or not config["seconds"] >= 0 or config["dim"] % config["heads"] != 0:
         raise ValueError("config values out of range")
     pieces = []
     for document in documents:
