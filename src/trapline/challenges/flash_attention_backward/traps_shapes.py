@@ -163,11 +163,19 @@ def break_instead_of_continue(submission: Submission, rng: np.random.Generator) 
     differentiates(submission, draw(Shape(T=12, S=12), rng, True), causal=True, tile=4)
 
 
+_SKIPPED = "<= start:\n", "<= start + 1:\n"
+_TILES = "    for start in range(0, stop, tile):\n"
+_LATE = "        if causal and position + rows <= start + 1:\n            continue\n"
+
+
 @trap(
     catches="a tile in which only the last row sees only the first key is skipped",
     severity="major",
     story="An off-by-one in the skip condition that aligned square problems never touch.",
-    mutant=edit("<= start:\n", "<= start + 1:\n"),
+    mutant=edit(*_SKIPPED),
+    # Both passes go through the same tiles.
+    also=[edits(_SKIPPED, (_TILES, _TILES + _LATE))],
+    seen=BLIND,
     control=ordinary,
 )
 def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
