@@ -7,11 +7,16 @@ described each bug before it was graded. `named_by` lists the traps whose senten
 
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
 from trapline.arena.challenge import load
+from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.diagnosis import Diagnoser
+from trapline.arena.judge.traps import Case
+from trapline.arena.process.local import LocalSubmission
 
 ROOT = Path(__file__).with_name("corpus")
 SEED = 11
@@ -55,10 +60,24 @@ def _files(folder):
 
 
 def diagnose(answers):
-    """Yields each answer with its findings; all answers are to the same challenge."""
+    """Yields each answer with its findings; all answers are to the same challenge.
+
+    As in a grade, controls are asked of the answer. Unlike in a grade, slow checks are left out
+    unless they name its bug, since each takes seconds: what fails in them alone is not caught here,
+    and what else fails in them cannot change the findings.
+    """
     challenge = load(answers[0].challenge)
     with DiagnosisCertifier(challenge, SEED) as certifier:
         host = certifier.host(SEED)
         for answer in answers:
             failures = list(certifier.failures(host, answer.files, answer.named_by))
-            yield answer, Diagnoser(challenge, host, failures).diagnose().findings
+            asked = partial(_control_passes, challenge, answer)
+            yield answer, Diagnoser(challenge, host, failures, asked).diagnose().findings
+
+
+def _control_passes(challenge, answer, trap):
+    config = challenge.sandbox_config("process", challenge.plan.limits.mutant_seconds)
+    with TemporaryDirectory() as folder:
+        place = Path(folder, "answer")
+        with LocalSubmission(place, config, files=answer.files) as submission:
+            return run_check(Case(trap.id, trap.control), submission, SEED).state == "pass"
