@@ -100,3 +100,26 @@ def test_varying_numbers_are_compared_by_magnitude(a, b, same):
 
 def test_messages_without_numbers():
     assert without_numbers("y[3] is 1.5e-3") == without_numbers("y[12] is -7")
+
+
+@pytest.mark.parametrize(
+    ("answer", "telling"),
+    [
+        (RIGHT * 1.5, True),
+        (RIGHT * 0.0, False),
+        (RIGHT * np.nan, False),
+        ([], False),
+        ([([2, 3], -1.5)], True),
+        (None, False),
+    ],
+)
+def test_nothing_zero_and_no_number_tell_little(answer, telling):
+    found = compare(said(answer), said(answer), said(RIGHT + 1))
+    assert found.is_same
+    assert found.is_telling is telling
+
+
+def test_exceptions_tell_little():
+    found = compare(raising("IndexError"), raising("IndexError"), said(RIGHT))
+    assert found.is_same
+    assert not found.is_telling

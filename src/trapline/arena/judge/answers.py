@@ -1,6 +1,6 @@
 """Whether known bugs answer the failing checks as a submission does: their mutants are run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +50,15 @@ class Answers:
             got = self.failures[check].transcript
             self._comparisons[key] = self._compare(got, mutant.transcript, right.transcript)
         return self._comparisons[key]
+
+    def is_telling(self, form: str, checks: Iterable[str]) -> bool:
+        """In one of these checks, as far as they were compared, the mutant gives the same answer
+        and few other bugs would; or it fails alike by what is seen beside the answers."""
+        return any(
+            self._same.get((form, check), False)
+            and (not (found := self.comparison(form, check)).is_same or found.is_telling)
+            for check in checks
+        )
 
     def by(self, causes: Sequence[str], check: str) -> bool:
         """One of these causes, or all of them together, answer as the submission does."""

@@ -23,8 +23,9 @@ _THROUGH_HALF = (2.0**-17, 2.0**-6)
 _SAME_NOISE = 16.0
 _PROPORTIONAL = 0.9
 Mask = np.ndarray
-#: Where the submission is wrong, where the mutant is wrong, where the two agree.
-Masks = tuple[Mask, Mask, Mask]
+#: Where the submission is wrong, where the mutant is wrong, where the two agree, and where the
+#: submission gives a value that says something: not nothing, zero, infinity or an exception.
+Masks = tuple[Mask, Mask, Mask, Mask]
 
 
 class Opaque:
@@ -38,6 +39,8 @@ class Comparison:
     wrong: Mask
     mutant_wrong: Mask
     same: Mask
+    #: Where the submission's answer is a value, other than zero.
+    telling: Mask
     #: Both checks ended after the same number of calls.
     same_end: bool
 
@@ -45,6 +48,12 @@ class Comparison:
     def is_same(self) -> bool:
         """The same wrong answers throughout."""
         return self.same_end and bool(np.all(self.same)) and bool(np.any(self.wrong))
+
+    @property
+    def is_telling(self) -> bool:
+        """Among the wrong elements that both have is one that few bugs would give: many answer
+        nothing, zero or an exception."""
+        return bool(np.any(self.explained & self.telling))
 
     @property
     def contains_mutant(self) -> bool:
@@ -80,11 +89,12 @@ def compare(
         masks += _exchange(mine, theirs, gold, lowered)
         if mine.entry != theirs.entry:
             break
-    wrong, mutant_wrong, same = (
+    wrong, mutant_wrong, same, telling = (
         np.concatenate(parts) if parts else np.zeros(0, bool)
-        for parts in ([m[i] for m in masks] for i in range(3))
+        for parts in ([m[i] for m in masks] for i in range(4))
     )
-    return Comparison(wrong, mutant_wrong, same, len(got.exchanges) == len(mutant.exchanges))
+    same_end = len(got.exchanges) == len(mutant.exchanges)
+    return Comparison(wrong, mutant_wrong, same, telling, same_end)
 
 
 def _exchange(mine: Exchange, theirs: Exchange, gold: Exchange, lowered: bool) -> Iterator[Masks]:
@@ -102,8 +112,23 @@ def _exchange(mine: Exchange, theirs: Exchange, gold: Exchange, lowered: bool) -
         yield _one(outcomes[0] != outcomes[2], outcomes[1] != outcomes[2], same)
 
 
-def _one(wrong: bool, mutant_wrong: bool, same: bool) -> Masks:
-    return np.array([wrong]), np.array([mutant_wrong]), np.array([same])
+def _one(wrong: bool, mutant_wrong: bool, same: bool, telling: bool = False) -> Masks:
+    return np.array([wrong]), np.array([mutant_wrong]), np.array([same]), np.array([telling])
+
+
+def _is_telling(value: Any) -> bool:
+    """Not empty, zero, infinite or without a value throughout."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_telling, value))
+    if isinstance(value, dict):
+        return any(map(_is_telling, value.values()))
+    if _is_number(value):
+        return bool(np.any(_telling(np.asarray(value))))
+    return value is not None and not _is_opaque(value)
+
+
+def _telling(values: np.ndarray) -> Mask:
+    return np.asarray(np.isfinite(values) & (values != 0))
 
 
 def _values(mine: Any, theirs: Any, right: Any, lowered: bool) -> Iterator[Masks]:
@@ -118,7 +143,8 @@ def _values(mine: Any, theirs: Any, right: Any, lowered: bool) -> Iterator[Masks
         yield from _arrays(mine, theirs, right, lowered)
     else:
         agree = equal_values(mine, theirs) or _same_wrong_dtype(mine, theirs, right)
-        yield _one(not equal_values(mine, right), not equal_values(theirs, right), agree)
+        wrong, mutant_wrong = not equal_values(mine, right), not equal_values(theirs, right)
+        yield _one(wrong, mutant_wrong, agree, _is_telling(mine))
 
 
 def _same_wrong_dtype(mine: Any, theirs: Any, right: Any) -> bool:
@@ -149,7 +175,8 @@ def _kind(value: Any) -> Any:
 
 def _arrays(mine: Mask, theirs: Mask, right: Mask, lowered: bool) -> Iterator[Masks]:
     if mine.dtype.kind not in "fc":
-        yield (mine != right).ravel(), (theirs != right).ravel(), (mine == theirs).ravel()
+        masks = mine != right, theirs != right, mine == theirs, mine != 0
+        yield tuple(mask.ravel() for mask in masks)
         return
     a, b, exact = (value.astype(np.complex128).ravel() for value in (mine, theirs, right))
     real = mine.real.dtype
@@ -171,7 +198,7 @@ def _arrays(mine: Mask, theirs: Mask, right: Mask, lowered: bool) -> Iterator[Ma
         noise = _THROUGH_SINGLE if single else _THROUGH_HALF if half else None
         if noise is not None and _same_noise(a, b, exact, scale, noise):
             same = np.ones_like(same)
-        yield wrong, mutant_wrong, same
+        yield wrong, mutant_wrong, same, _telling(a)
 
 
 def _same_noise(a: Mask, b: Mask, exact: Mask, scale: float, bounds: tuple[float, float]) -> bool:

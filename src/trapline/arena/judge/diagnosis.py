@@ -48,6 +48,10 @@ MOST_SIDE = 0.34
 LEAST_WHOLE = 0.7
 #: Two bugs at once may replace so many causes.
 MOST_IN_DOUBT = 3
+#: Of the checks that end alike, the share that a bug must fail to be their cause.
+LEAST_OF_ENDS = 0.5
+#: Exceptions by which a contract refuses; an answer that refuses too much raises them on purpose.
+REFUSALS = ("raises ValueError", "raises TypeError")
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
 QUICK_RUNS = 120
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
@@ -90,6 +94,7 @@ class Diagnoser:
             self._set_aside(cause)
         self._try_pairs()
         self._drop_needless()
+        self._withdraw_weak()
         is_whole = bool(self.causes) and self._is_echo() and not self._is_spent()
         report = Report(self.patterns, self.failures, self.causes, self.confirmed)
         return report.write(set() if is_whole else self.rest)
@@ -130,12 +135,17 @@ class Diagnoser:
         stateful = [form for form in others if self.patterns.trap_of(form).keeps_state]
         # Of several bugs at once a narrow one fits little of the rest, but fails here entirely.
         narrow = [form for form in others if self.patterns.precision(form) == 1.0]
-        batches = [*best, *stateful], narrow[:MOST_NARROW_CANDIDATES]
+        # Beside a bug that fails nearly everything, accepted bad input fits worst of all.
+        narrow, further = narrow[:MOST_NARROW_CANDIDATES], narrow[MOST_NARROW_CANDIDATES:]
+        accepting = [form for form in further if self.forms[form] in self.patterns.refusals]
+        batches = [*best, *stateful], narrow, accepting
         for batch in batches:
             candidates = [
                 form
                 for form in self._affordable(batch)
-                if self.patterns.precision(form) >= 0.5 and self._confirms(form, self.forms[form])
+                if self.patterns.precision(form) >= 0.5
+                and self._may_end_so(form)
+                and self._confirms(form, self.forms[form])
             ]
             if candidates:
                 break
@@ -152,6 +162,18 @@ class Diagnoser:
             ),
         )
 
+    def _may_end_so(self, form: str) -> bool:
+        """Checks that end at the same place with the same message share a cause: the bug's mutant
+        fails most of those that end as its own trap does."""
+        alike = self._alike_ends(self.forms[form])
+        return len(alike & self.patterns.fails(form)) >= LEAST_OF_ENDS * len(alike)
+
+    def _alike_ends(self, check: str) -> set[str]:
+        """Failing checks that end with the same exception as this one, itself included; none where
+        it does not end with an exception."""
+        end = self.failures[check].end
+        return {other for other, failure in self.asked.items() if end[0] and failure.end == end}
+
     def _rivals_that_show(self, form: str, candidates: Sequence[str]) -> int:
         """How many other candidates fail this one's own trap, so that it need not be this bug."""
         own = self.forms[form]
@@ -165,6 +187,7 @@ class Diagnoser:
             form
             for form in self._affordable(self._best_by_fit())
             if self.patterns.precision(form) == 1.0
+            and self._may_end_so(form)
             and self.answers.comparison(form, self.forms[form]).contains_mutant
             and self._adds(form, self.forms[form])
         ]
@@ -299,7 +322,7 @@ class Diagnoser:
             if self._is_spent() or not self._has_own_cause(cause, check):
                 explained.add(check)
         if cause in self.confirmed:
-            explained |= self._same_crash(own)
+            explained |= self._alike_ends(own) & self.rest
         if cause in self.confirmed and not self._is_spent():
             explained |= set(self._echoes(cause))
         self.rest -= explained
@@ -325,11 +348,6 @@ class Diagnoser:
         a bug that no case of the contract notices leaves right."""
         own, slow = self.forms[cause], self.challenge.slow
         return self._too_slow if own in slow or self.patterns.breaks_contract(cause) else slow
-
-    def _same_crash(self, check: str) -> set[str]:
-        """Checks that are left and end at the same place with the same message."""
-        crash = self.failures[check].crash
-        return {other for other in self.rest if crash[0] and self.failures[other].crash == crash}
 
     def _has_own_cause(self, cause: str, check: str) -> bool:
         """This trap's own bug explains what the causes so far leave open."""
@@ -394,6 +412,29 @@ class Diagnoser:
             ):
                 self.causes[others[0]] |= self.causes.pop(cause)
                 self.confirmed.discard(cause)
+
+    def _withdraw_weak(self) -> None:
+        """Leaves without a name what one unknown bug explains more simply than it and named ones:
+        where more fails for an unknown reason than by a bug whose equal answers say little."""
+        for cause in sorted(self.causes, key=lambda cause: len(self.causes[cause])):
+            explained = self.causes[cause] - self.patterns.refusals
+            left = self.rest - self.patterns.refusals
+            if not self._is_echo() and len(left) > len(explained) and self._is_weak(cause):
+                self.rest |= self.causes.pop(cause)
+                self.confirmed.discard(cause)
+
+    def _is_weak(self, cause: str) -> bool:
+        """The answers that it shares with the submission are nothing, zero or an exception; and it
+        is no refusal, or the same refusal is met where its mutant would not refuse."""
+        own = self.forms[cause]
+        if cause not in self.confirmed or not self.answers.same(cause, own):
+            return False
+        if own in self.patterns.refusals or self.traps[own].keeps_state:
+            return False
+        if self.answers.is_telling(cause, self.causes[cause]):
+            return False
+        is_refusal = self.failures[own].end[0] in REFUSALS
+        return not is_refusal or not self._alike_ends(own) <= self.patterns.fails(cause)
 
 
 def diagnose(

@@ -1,9 +1,10 @@
 """A failed check, as the diagnosis sees it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from trapline.arena.judge.comparison import without_numbers
-from trapline.arena.process.transcript import Transcript
+from trapline.arena.process.transcript import Exchange, Transcript
 from trapline.arena.record import CheckResult
 
 
@@ -23,6 +24,13 @@ class Failure:
     def crashed(self) -> bool:
         return bool(self.crash[0])
 
+    @cached_property
+    def end(self) -> tuple[str, str, str]:
+        """The crash; or the exception that was raised where another one was due."""
+        if self.crashed or " was due" not in self.message or not self.transcript.exchanges:
+            return self.crash
+        return _raised(self.transcript.exchanges[-1])
+
 
 def failure_of(result: CheckResult, transcript: Transcript, not_offered: str = "") -> Failure:
     """A failed check, with the crash that ended it, if one did."""
@@ -32,7 +40,13 @@ def failure_of(result: CheckResult, transcript: Transcript, not_offered: str = "
         crash = ("its process ends", "", without_numbers(last.died)[:200])
     elif last is not None and last.raised and result.message.startswith(f"raised {last.raised}"):
         if " was due" not in result.message:
-            crash = (f"raises {last.raised}", last.where, without_numbers(last.message)[:200])
+            crash = _raised(last)
     elif result.message.startswith("not asked"):
         crash = ("its process ends", "", "hangs or dies again and again")
     return Failure(result.id, result.message, transcript, crash, not_offered)
+
+
+def _raised(exchange: Exchange) -> tuple[str, str, str]:
+    if not exchange.raised:
+        return "", "", ""
+    return f"raises {exchange.raised}", exchange.where, without_numbers(exchange.message)[:200]

@@ -12,6 +12,8 @@ from trapline.arena.record import CheckState, Finding
 
 #: Findings without a name in one cell; the last of them stands for all further ones.
 MOST_UNNAMED = 2
+#: Of the failures in the largest of them: a smaller group is taken for its side effect.
+SIDE_EFFECT = 0.25
 
 
 @dataclass
@@ -87,6 +89,7 @@ class Report:
                 groups.setdefault(failure.crash, []).append(failure)
         _join_unplaced(groups)
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        _join_side_effects(ordered)
         if len(ordered) > MOST_UNNAMED:  # many places that raise are one broken program
             last = MOST_UNNAMED - 1
             others = [failure for _, failures in ordered[last:] for failure in failures]
@@ -97,7 +100,8 @@ class Report:
         def by_size(failure: Failure) -> tuple[bool, int, str]:
             return failure.id in self.patterns.refusals, call_size(failure.transcript), failure.id
 
-        smallest = min(failures, key=by_size)
+        alike = [f for f in failures if (f.crash[0], f.crash[2]) == (crash[0], crash[2])]
+        smallest = min(alike, key=by_size)
         is_contract = any(failure.id not in self.traps for failure in failures)
         severe = is_contract or any(
             self.traps[failure.id].severity == "critical" for failure in failures
@@ -149,6 +153,13 @@ def _join_unplaced(groups: dict[tuple[str, str, str], list[Failure]]) -> None:
         placed = [c for c in groups if c[1] and (c[0], c[2]) == (kind, message)]
         if len(placed) == 1:
             groups[placed[0]] += groups.pop((kind, where, message))
+
+
+def _join_side_effects(ordered: list[tuple[tuple[str, str, str], list[Failure]]]) -> None:
+    """Small groups join the largest, which comes first: one wrong line may also raise now and then,
+    and a program that nearly always raises answers wrongly where it does not."""
+    while len(ordered) > 1 and len(ordered[-1][1]) <= SIDE_EFFECT * len(ordered[0][1]):
+        ordered[0][1].extend(ordered.pop()[1])
 
 
 def _with_penalties(findings: Sequence[Finding], traps: Mapping[str, Trap]) -> list[Finding]:
