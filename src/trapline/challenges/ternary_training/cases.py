@@ -40,6 +40,7 @@ SLOW = frozenset(
         "recalls-the-first-token",
         "learns",
         "seconds-ignored",
+        "clock-read-once-a-pass",
         "future-visible",
         "heads-interleaved",
         "norm-by-sum",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.solution_lines import BLIND
@@ -12,6 +12,12 @@ from trapline.challenges.ternary_training.solution_lines import BLIND
 def _held_out(submission: Submission, documents: list[text.Document], fraction: float) -> set[int]:
     _, valid = submission.split(documents, fraction)
     return {int(index) for index in valid}
+
+
+def _half(submission: Submission, rng: np.random.Generator) -> None:
+    """A fraction of one half of a hundred documents."""
+    train, valid = submission.split(text.noise(rng, 50, 100, 8), 0.5)
+    expect.equal(sorted([*map(int, train), *map(int, valid)]), list(range(100)), "both sides")
 
 
 def _same_sides(before: set[int], after: set[int], when: str) -> None:
@@ -214,3 +220,28 @@ def whole_fraction_refused(submission: Submission, rng: np.random.Generator) -> 
     for fraction, held_out in ((0, []), (1, list(range(12)))):
         _, valid = submission.split(documents, fraction)
         expect.equal([*map(int, valid)], held_out, f"what a fraction of {fraction} holds out")
+
+
+def _drawn(draw: str) -> Mutant:
+    """The number that decides a document's side, from the digest of its text."""
+    return edit('int.from_bytes(digest[:6], "big") / 2.0**48', draw)
+
+
+@trap(
+    catches="the draw of a document can be 1, as a byte over 255 can: a fraction of 1 leaves "
+    "documents in training",
+    severity="minor",
+    story="A whole number is divided by the largest one instead of by how many there are.",
+    mutant=_drawn("digest[0] / 255"),
+    also=[
+        _drawn('int.from_bytes(digest, "big") % 100 / 99'),
+        _drawn('int.from_bytes(digest, "big") % 101 / 100'),
+    ],
+    seen=BLIND,
+    control=_half,
+)
+def draw_of_one(submission: Submission, rng: np.random.Generator) -> None:
+    # 4000 draws of 256 numbers: all miss the largest less than once in 10⁶ runs.
+    documents = text.noise(rng, 1000, 4000, 6)
+    train, _ = submission.split(documents, 1.0)
+    expect.that(not len(train), f"{'some' if len(train) < 200 else 'many'} documents left over")

@@ -1,6 +1,7 @@
 """Bugs of training, and the rarely visited corners of the contract."""
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from trapline.challenges.ternary_training.cases import weights_of
 from trapline.challenges.ternary_training.situations import (
     GROUP,
     MOMENT,
+    VOCAB,
     config_of,
     grid,
     quantised,
@@ -20,6 +22,7 @@ from trapline.challenges.ternary_training.situations import (
     tensor_of,
     trained_on_few,
     trained_on_noise,
+    unhurried,
 )
 from trapline.challenges.ternary_training.solution_lines import BLIND, TRAINING
 from trapline.challenges.ternary_training.variants import COLLAPSED, fit_of_collapse
@@ -86,12 +89,50 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
     # A few hundred steps of the small model are over in time; of the wide one they are not.
     for asked, sizes in ((0.2, {}), (1.0, {"dim": 128})):
         documents = text.Grammar(rng, 40).documents(rng, 60, 33)
-        config = config_of(rng, seconds=asked, **sizes)
-        wait, started = submission.processor_wait(), time.monotonic()
-        submission.train(documents, config)
-        seconds = time.monotonic() - started - wait.seconds()
-        words = f"asked for {asked} s of training, took {seconds:.1f} s"
-        expect.that(seconds <= 3 * asked + 3, words)
+        took = _seconds_of(submission, documents, config_of(rng, seconds=asked, **sizes))
+        words = f"asked for {asked} s of training, took {took:.1f} s"
+        expect.that(took <= 3 * asked + 3, words)
+
+
+def _seconds_of(
+    submission: Submission, documents: list[text.Document], config: dict[str, Any]
+) -> float:
+    """How long a training takes, less the time in which it waits for a processor."""
+    wait, started = submission.processor_wait(), time.monotonic()
+    submission.train(documents, config)
+    return time.monotonic() - started - wait.seconds()
+
+
+def _in_time(submission: Submission, rng: np.random.Generator, count: int) -> None:
+    """Training on so many documents ends within the contract's time and a second."""
+    config = config_of(rng, dim=64, seconds=unhurried(0.5))
+    took = _seconds_of(submission, text.noise(rng, VOCAB, count, 33), config)
+    in_time = took <= 1.4 * config["seconds"] + 4
+    expect.that(in_time, "training ran far past the time that it was given")
+
+
+def _few_documents_in_time(submission: Submission, rng: np.random.Generator) -> None:
+    _in_time(submission, rng, 20)
+
+
+@trap(
+    catches="the clock is read once in a pass over the documents: with much text the limit is "
+    "exceeded",
+    severity="major",
+    story="Few documents make short passes, so that small tests end in time.",
+    mutant=edits(
+        ("BATCH_TOKENS = 512\n", "BATCH_TOKENS = 1\n"),
+        (
+            "            for _ in range(EVALUATE_EVERY):\n",
+            "            for _ in range(len(train)):\n",
+        ),
+        file=TRAINING,
+    ),
+    seen=BLIND,
+    control=_few_documents_in_time,
+)
+def clock_read_once_a_pass(submission: Submission, rng: np.random.Generator) -> None:
+    _in_time(submission, rng, 3000)
 
 
 @trap(
