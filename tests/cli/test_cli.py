@@ -129,7 +129,7 @@ def graded(tmp_path_factory):
     shutil.copytree(load(CHALLENGE).solution, root / "field" / "gold" / CHALLENGE)
     broken = root / "field" / "broken" / CHALLENGE
     broken.mkdir(parents=True)
-    (broken / "solution.py").write_text("def softmax_topk(logits, k): return logits, k\n")
+    (broken / "solution.py").write_text("def softmax_topk(logits, k): raise ValueError(k)\n")
     done = started("grade", "field", "--challenge", CHALLENGE, "--out", "run", "--json", cwd=root)
     assert done.returncode == 0, done.stderr
     return root, json.loads(done.stdout)

@@ -166,7 +166,8 @@ def verify(task, workspace, logs, *scripts):
 
 
 def test_test_script_runs_our_grader(tasks, tmp_path):
-    (tmp_path / "solution.py").write_text("def softmax_topk(logits, k): return logits, k\n")
+    # Wrong values would be compared with those of every known bug.
+    (tmp_path / "solution.py").write_text("def softmax_topk(logits, k): raise MemoryError\n")
     reward, cell = verify(tasks / CHALLENGE, tmp_path, tmp_path / "logs", "tests/test.sh")
     assert (cell["state"], reward["correctness"]) == ("fail", 0.0)
     assert reward["reward"] == pytest.approx(cell["score"] / 100)
