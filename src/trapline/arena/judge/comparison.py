@@ -116,12 +116,12 @@ def _one(wrong: bool, mutant_wrong: bool, same: bool, telling: bool = False) -> 
     return np.array([wrong]), np.array([mutant_wrong]), np.array([same]), np.array([telling])
 
 
-def _is_telling(value: Any) -> bool:
+def is_telling(value: Any) -> bool:
     """Not empty, zero, infinite or without a value throughout."""
     if isinstance(value, list | tuple):
-        return any(map(_is_telling, value))
+        return any(map(is_telling, value))
     if isinstance(value, dict):
-        return any(map(_is_telling, value.values()))
+        return any(map(is_telling, value.values()))
     if _is_number(value):
         return bool(np.any(_telling(np.asarray(value))))
     return value is not None and not _is_opaque(value)
@@ -144,7 +144,7 @@ def _values(mine: Any, theirs: Any, right: Any, lowered: bool) -> Iterator[Masks
     else:
         agree = equal_values(mine, theirs) or _same_wrong_dtype(mine, theirs, right)
         wrong, mutant_wrong = not equal_values(mine, right), not equal_values(theirs, right)
-        yield _one(wrong, mutant_wrong, agree, _is_telling(mine))
+        yield _one(wrong, mutant_wrong, agree, is_telling(mine))
 
 
 def _same_wrong_dtype(mine: Any, theirs: Any, right: Any) -> bool:

@@ -135,9 +135,15 @@ class Diagnoser:
         stateful = [form for form in others if self.patterns.trap_of(form).keeps_state]
         # Of several bugs at once a narrow one fits little of the rest, but fails here entirely.
         narrow = [form for form in others if self.patterns.precision(form) == 1.0]
-        # Beside a bug that fails nearly everything, accepted bad input fits worst of all.
+        # Beside a bug that fails nearly everything, accepted bad input fits worst of all. An answer
+        # of nothing to any input has not looked at it.
         narrow, further = narrow[:MOST_NARROW_CANDIDATES], narrow[MOST_NARROW_CANDIDATES:]
-        accepting = [form for form in further if self.forms[form] in self.patterns.refusals]
+        accepting = [
+            form
+            for form in further
+            if (own := self.forms[form]) in self.patterns.refusals
+            and self.failures[own].says_something
+        ]
         batches = [*best, *stateful], narrow, accepting
         for batch in batches:
             candidates = [
@@ -187,7 +193,7 @@ class Diagnoser:
             form
             for form in self._affordable(self._best_by_fit())
             if self.patterns.precision(form) == 1.0
-            and self._may_end_so(form)
+            and not self.failures[self.forms[form]].crashed
             and self.answers.comparison(form, self.forms[form]).contains_mutant
             and self._adds(form, self.forms[form])
         ]

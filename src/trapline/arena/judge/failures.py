@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from trapline.arena.judge.comparison import without_numbers
+from trapline.arena.judge.comparison import is_telling, without_numbers
 from trapline.arena.process.transcript import Exchange, Transcript
 from trapline.arena.record import CheckResult
 
@@ -23,6 +23,12 @@ class Failure:
     @property
     def crashed(self) -> bool:
         return bool(self.crash[0])
+
+    @property
+    def says_something(self) -> bool:
+        """The last call was answered, and not with nothing or zero."""
+        exchanges = self.transcript.exchanges
+        return bool(exchanges) and exchanges[-1].returned and is_telling(exchanges[-1].answer)
 
     @cached_property
     def end(self) -> tuple[str, str, str]:
