@@ -110,6 +110,8 @@ def test_messages_without_numbers():
         (RIGHT * np.nan, False),
         ([], False),
         ([([2, 3], -1.5)], True),
+        (1 << 80, True),
+        (np.array(["text"]), True),
         (None, False),
     ],
 )

@@ -128,6 +128,8 @@ def is_telling(value: Any) -> bool:
 
 
 def _telling(values: np.ndarray) -> Mask:
+    if values.dtype.kind not in "biufc":  # such as integers beyond 64 bits
+        return np.ones(values.shape, bool)
     return np.asarray(np.isfinite(values) & (values != 0))
 
 
