@@ -99,6 +99,21 @@ def test_answers_can_meet_the_same_situations(worthless, tmp_path, options):
     assert one not in seeds("changed", same_draws=True)
 
 
+def test_answers_that_share_draws_are_fixed_before_the_seed_is_known(worthless, tmp_path, options):
+    folders = [worthless[0].folder, tmp_path / "field" / "other" / "sorting"]
+    folders[1].mkdir(parents=True)
+    (folders[1] / "solution.py").write_text("# another")
+    both = field.find_entries(tmp_path / "field", [])
+    wanted = {entry.read().digest for entry in both}
+    found = set()
+    with open_run(tmp_path / "run") as store:
+        for cell in grade_field(both, store, replace(options, same_draws=True)):
+            found.add(cell.submission_digest)
+            for folder in folders:
+                (folder / "solution.py").write_text(f"# fitted to {cell.seed}")
+    assert found == wanted
+
+
 def test_given_seed_holds_for_the_whole_run(worthless, tmp_path, options):
     place = tmp_path / "run"
     assert graded_seed(worthless, place, replace(options, seed=7)) == 7

@@ -16,6 +16,7 @@ from trapline.arena.errors import ArenaError, InterruptedRunError, UsageError
 from trapline.arena.gpu import yardsticks
 from trapline.arena.gpu.opening import machine_facts, shared_rig, why_not_gradable
 from trapline.arena.judge.draws import DrawKey, draw_key, is_held_out
+from trapline.arena.judge.own_tests import why_no_tests
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.record import Cell, CellKey, Level, Track
@@ -65,6 +66,8 @@ def grade_field(
     """Yields each cell as it is saved. Skips cells that are up to date; waits for cells that
     another grader has claimed, and takes them over when that grader dies."""
     seed, key = _agreed_seed(store, options), draw_key()
+    if options.same_draws:  # the first cell tells the seed, so all answers are fixed before it
+        entries = [replace(entry, intake=entry.read()) for entry in entries]
     if key.not_kept and seed is None:
         store.set_meta(draw_key=f"of one process, not kept: {key.not_kept}")
     known = {cell.key: cell for cell in store.cells()}
@@ -88,7 +91,8 @@ def grade_field(
 
 def _is_gold(entry: GradeRequest) -> bool:
     """Whether this cell shows what `check_machine` asks of the gold solution."""
-    return entry.track == "cpu" and entry.folder == _judge(entry).solution
+    challenge = _judge(entry)
+    return entry.track == "cpu" and not challenge.not_run and entry.folder == challenge.solution
 
 
 def _digests_together(entries: list[GradeRequest]) -> dict[str, str]:
@@ -285,7 +289,7 @@ class _Grader:
             bundle = slot.grade(request, challenge, lambda step: self.on_step(entry, step))
         if _is_gold(entry) and isinstance(self.executor, LocalExecutor):
             # Before it is kept: what is wrong with it may be wrong with this machine.
-            examine(entry, self.options.level, _is_right(bundle.cell))
+            examine(entry, self.options.level, _is_right(bundle.cell, self.options.level))
             self.examined.add(challenge.full_id)
         return self.store.save(bundle)
 
@@ -299,10 +303,12 @@ class _Grader:
         return True
 
 
-def _is_right(gold: Cell) -> bool:
+def _is_right(gold: Cell, level: Level) -> bool:
     """Whether the gold solution holds the contract and passes its own tests, if tests can run."""
-    held = gold.state == "pass" and all(case.state == "pass" for case in gold.cases)
-    return held and gold.dimensions["tests"].score != 0.0
+    if gold.state != "pass" or any(case.state != "pass" for case in gold.cases):
+        return False
+    tests = gold.dimensions["tests"].score
+    return bool(tests) if tests is not None else bool(why_no_tests(level))
 
 
 def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Options) -> bool:
