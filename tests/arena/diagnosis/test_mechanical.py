@@ -1,5 +1,7 @@
 """One changed line has one cause: bugs that only happen to fail alike are not accused."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
@@ -65,3 +67,18 @@ def test_few_exceptions_beside_many_wrong_answers_are_one_finding(wrong, finding
         found = Diagnoser(challenge, host, failures).diagnose().findings
     assert [finding.cause for finding in found] == ["unnamed"] * findings
     assert found[0].sentence == "off."
+
+
+@pytest.mark.parametrize(("severity", "is_weak"), [("critical", False), ("major", True)])
+def test_further_bugs_do_not_make_a_critical_one_cheaper(severity, is_weak):
+    """A bug that shares nothing but exceptions is withdrawn, but not a critical one."""
+    known = SimpleNamespace(
+        forms={"bug": "bug"},
+        causes={"bug": {"bug"}},
+        confirmed={"bug"},
+        traps={"bug": SimpleNamespace(severity=severity, keeps_state=False)},
+        failures={"bug": SimpleNamespace(end=("raises IndexError",))},
+        patterns=SimpleNamespace(refusals=set()),
+        answers=SimpleNamespace(same=lambda *_: True, is_telling=lambda *_: False),
+    )
+    assert Diagnoser._is_weak(known, "bug") is is_weak

@@ -437,6 +437,8 @@ class Diagnoser:
             return False
         if own in self.patterns.refusals or self.traps[own].keeps_state:
             return False
+        if self.traps[own].severity == "critical":
+            return False  # further bugs must not make a critical one cheaper
         if self.answers.is_telling(cause, self.causes[cause]):
             return False
         is_refusal = self.failures[own].end[0] in REFUSALS
