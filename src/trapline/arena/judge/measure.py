@@ -122,8 +122,8 @@ def speed(
 def _spent(costs: dict[str, "Costs"]) -> dict[str, float]:
     """Seconds of a call of each racer.
 
-    The reference hides nothing. How much longer than its work its fastest call took on the clock is
-    what other programs add to both.
+    The reference hides nothing. The factor by which its fastest call took longer on the clock,
+    without our own work, than its processor time is what other programs add to both.
     """
     reference, submission = costs["reference"], costs["submission"]
     work = max(_deciding_cost(reference.bursts), 1e-6)
@@ -227,8 +227,9 @@ def _burst(
     with quiet():
         for call, one in zip(calls, timed, strict=True):
             used, started = _processor_seconds(submission), time.perf_counter()
+            ours = time.thread_time()
             digest = one.run()
-            clock = time.perf_counter() - started
+            clock = time.perf_counter() - started - (time.thread_time() - ours)
             used = _processor_seconds(submission) - used
             answers.append(TimedAnswer(call, one, digest, used, clock))
     return answers
