@@ -174,7 +174,9 @@ class MutantHost:
 
         def make() -> bytes | None:
             made.append(self._ask(subject, check))
-            return None if made[0] is HUNG else pickle.dumps(made[0])
+            # Where a call ended by its limit, another cell may have more luck.
+            is_unlucky = made[0] is HUNG or any(e.died for e in made[0].transcript.exchanges)
+            return None if is_unlucky else pickle.dumps(made[0])
 
         kept = _shared.once(key, make)
         if made:

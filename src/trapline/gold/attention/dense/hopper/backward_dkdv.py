@@ -16,8 +16,9 @@ threads add them as they come, and the last bits change from run to run. With `O
 warps add them, each share after those that `turn` puts before it: the same bits in every run.
 A block waits only for blocks with lower numbers, which have started before it, so that the lowest
 unfinished one never waits. With `RING`, without a mask, each tile of keys of a head begins at
-another query, and a share waits only for shares of earlier steps. That needs all of them to run at
-the same time: the launch is cooperative, and its blocks take one bunch of groups after the other.
+another query, as far as there are queries enough, and a share waits for shares of earlier steps,
+or of the same step and later tiles. That needs all of them to run at the same time: the launch is
+cooperative, and its blocks take one bunch of groups after the other.
 """
 
 from triton.experimental import gluon
