@@ -138,6 +138,10 @@ class Clock:
     def perf_counter(self):
         return self.now
 
+    def thread_time(self):
+        """The judge itself does no work here."""
+        return 0.0
+
     def sleep(self, seconds):
         self.now += seconds
 
