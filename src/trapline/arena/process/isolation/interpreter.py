@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def _own_files() -> list[Path]:
     paths = [Path(PYTHON), *standard_library()]
     folder = sysconfig.get_config_var("LIBDIR")
     if folder:
-        paths += sorted(Path(folder).glob("libpython*.so*"))
+        # Of an interpreter that was moved this is the old place, which others may not read.
+        with suppress(PermissionError):
+            paths += sorted(Path(folder).glob("libpython*.so*"))
     return paths
 
 
