@@ -430,8 +430,8 @@ class Diagnoser:
                 self.confirmed.discard(cause)
 
     def _is_weak(self, cause: str) -> bool:
-        """The answers that it shares with the submission are nothing, zero or an exception; and it
-        is no refusal, or the same refusal is met where its mutant would not refuse."""
+        """The answers that it shares with the submission are nothing, zero or an exception. A bug
+        that refuses is weak only if the same refusal is met where its mutant would not refuse."""
         own = self.forms[cause]
         if cause not in self.confirmed or not self.answers.same(cause, own):
             return False
