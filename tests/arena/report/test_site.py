@@ -354,7 +354,7 @@ def test_attempts_have_pass_at_k_and_a_spread(make_run, told):
 
 
 def test_methodology_says_whether_grading_noise_is_inside(small_run, told):
-    assert "deviation of 0.2 points, from five gradings" in Site(small_run, told=told).render(
+    assert "deviation of 0.3 points, from four gradings" in Site(small_run, told=told).render(
         "methodology.html"
     )
     cell = small_run.cells[0]

@@ -46,7 +46,7 @@ def noise_text(reading: Reading) -> str:
     if noise.overall is None:
         return (
             "No cell was graded twice under the same conditions. The intervals include the noise "
-            f"of measured times: a standard deviation of {TIMED:g} points, from five gradings of "
+            f"of measured times: a standard deviation of {TIMED:g} points, from four gradings of "
             "the example field."
         )
     again = formats.count(noise.cells, "cell")
