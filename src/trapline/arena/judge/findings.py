@@ -1,6 +1,6 @@
 """Writes the causes of a submission's failures as findings."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from trapline.arena.judge import rubric
@@ -8,7 +8,7 @@ from trapline.arena.judge.failures import Failure
 from trapline.arena.judge.patterns import Patterns
 from trapline.arena.judge.reproduction import call_in_words, call_size
 from trapline.arena.judge.traps import Trap
-from trapline.arena.record import CheckState, Finding
+from trapline.arena.record import CheckState, Finding, FindingDimension
 
 #: Findings without a name in one cell; the last of them stands for all further ones.
 MOST_UNNAMED = 2
@@ -102,19 +102,26 @@ class Report:
 
         alike = [f for f in failures if (f.crash[0], f.crash[2]) == (crash[0], crash[2])]
         smallest = min(alike, key=by_size)
-        is_contract = any(failure.id not in self.traps for failure in failures)
-        severe = is_contract or any(
-            self.traps[failure.id].severity == "critical" for failure in failures
-        )
+        checks = [failure.id for failure in failures]
+        is_contract = any(self._is_contract(check) for check in checks)
+        is_critical = any(self.traps[c].severity == "critical" for c in checks if c in self.traps)
         return Finding(
             cause="unnamed",
             certainty="likely",
-            severity="major" if severe else "minor",
+            severity="major" if is_contract or is_critical else "minor",
             sentence=_crash_sentence(crash) if crash[0] else _sentence(smallest.message),
             explains=[smallest.id, *(f.id for f in failures if f is not smallest)],
             call=call_in_words(smallest.transcript),
             where=crash[1],
+            dimension=self._dimension(checks),
         )
+
+    def _is_contract(self, check: str) -> bool:
+        return check not in self.traps and check not in self.patterns.refusals
+
+    def _dimension(self, checks: Collection[str]) -> FindingDimension:
+        """What a bug without a name lowers: it is one of bad input if nothing else shows it."""
+        return "robustness" if self.patterns.refusals.issuperset(checks) else "traps"
 
     def _not_offered(self) -> list[Finding]:
         groups: dict[str, list[str]] = {}
@@ -125,10 +132,11 @@ class Report:
             Finding(
                 cause="unnamed",
                 certainty="confirmed",
-                severity="major",
+                severity="minor" if self._dimension(checks) == "robustness" else "major",
                 sentence=_sentence(f"{what} is not offered"),
                 explains=checks,
                 call=call_in_words(self.failures[checks[0]].transcript),
+                dimension=self._dimension(checks),
             )
             for what, checks in groups.items()
         ]
