@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from trapline.arena.record import Finding
 from trapline.arena.standings.conclusion import conclude
 from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.ranking import ranking, smallest_visible
@@ -108,6 +109,15 @@ def test_a_hack_stays_at_zero_and_a_failure_under_its_cap(cell):
     found = _by_name(ranking(cells))
     assert found["cheat"].score_high == 0.0
     assert found["wrong"].score_high == 69.0
+
+
+@pytest.mark.parametrize(("severity", "is_capped"), [("critical", True), ("major", False)])
+def test_a_critical_finding_keeps_its_cap_whatever_traps_are_drawn(cell, severity, is_capped):
+    finding = Finding(
+        cause="t0", certainty="likely", severity=severity, sentence="", explains=["t0"], penalty=50
+    )
+    graded = cell("a", "one", 86.0, fell=["t0"], held=["t1", "t2"], findings=[finding])
+    assert (_by_name(ranking([graded]))["a"].score_high == 86.0) is is_capped
 
 
 def test_entrants_without_a_common_challenge_are_not_compared(cell):

@@ -63,5 +63,9 @@ def score(
     total = sum(weight for _, weight in measured.values())
     mean = sum(value * weight for value, weight in measured.values()) / total if total else 0.0
     mean = (1.0 - share) * mean + share * judged
-    cap = min(FAIL_CAP if state == "fail" else 100.0, CRITICAL_CAP if critical else 100.0)
-    return round(min(mean, cap), 1)
+    return round(min(mean, cap(state, critical=critical)), 1)
+
+
+def cap(state: State, *, critical: bool) -> float:
+    """The highest score of a cell in this state, with a critical finding or without."""
+    return min(FAIL_CAP if state == "fail" else 100.0, CRITICAL_CAP if critical else 100.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trapline.arena.judge.rubric import FAIL_CAP
+from trapline.arena.judge import rubric
 from trapline.arena.record import Cell
 from trapline.arena.standings.board import Item, attempts, entrants_of, item_of, items_of
 from trapline.arena.standings.bradley_terry import Floats
@@ -143,11 +143,12 @@ def _regraded(cell: Cell, table: Table, rounds: int, seed: int) -> Floats:
 
 
 def _shifted(cell: Cell, shift: Floats) -> Floats:
-    """A hack stays at 0 and a failure under its cap, whatever traps are drawn."""
+    """A hack stays at 0, a failure or a critical bug under its cap, whatever traps are drawn."""
     score = cell.score or 0.0
     if cell.state == "hack":
         return np.full(shift.shape, score)
-    top = FAIL_CAP if cell.state == "fail" else 100.0
+    critical = any(finding.severity == "critical" for finding in cell.findings)
+    top = rubric.cap(cell.state, critical=critical)
     return np.clip(score + shift, 0.0, max(top, score))
 
 
