@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.grade import grade
+from trapline.arena.judge.grade import Verdict, _score_checks, grade
 from trapline.arena.judge.intake import MAX_BYTES
 from trapline.arena.judge.request import GradeRequest
+from trapline.arena.record import CheckResult, Finding
 
 
 @pytest.fixture
@@ -48,6 +49,31 @@ def test_bug_falls_into_its_own_trap_only(graded, gold_source):
     )
     assert cell.state == "pass"
     assert cell.fallen() == ["key-called-often"]
+
+
+def test_findings_are_counted_where_they_cost():
+    found = [
+        Finding(
+            cause=cause,
+            certainty="likely",
+            severity="minor",
+            sentence="",
+            explains=[cause],
+            penalty=10.0,
+            dimension=dimension,
+        )
+        for cause, dimension in (("nan-passes", "robustness"), ("a-bug", "traps"))
+    ]
+    refusal = CheckResult(id="bad-input", state="pass", dimension="robustness")
+    verdict = Verdict(cases=[CheckResult(id="one", state="pass"), refusal], findings=found)
+    _score_checks(verdict)
+    said = {name: (d.score, d.reason) for name, d in verdict.dimensions.items()}
+    assert said["traps"] == (90.0, "1 finding: a-bug")
+    refused = "1 of 1 kinds of bad input are refused"
+    assert said["robustness"] == (95.0, f"{refused}, 1 finding: nan-passes")
+    verdict.findings = found[:1]
+    _score_checks(verdict)
+    assert verdict.dimensions["traps"].reason == "no finding in 0 traps"
 
 
 def test_critical_trap_caps_the_score(graded, gold_source):

@@ -37,7 +37,16 @@ from trapline.arena.process.sandbox import scratch_folder
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.transcript import Transcript
 from trapline.arena.profile import ADAPTER, CUDA_ADAPTER, FIGURES
-from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, FlawOutcome, State
+from trapline.arena.record import (
+    Bundle,
+    Cell,
+    CheckResult,
+    Dimension,
+    Finding,
+    FindingDimension,
+    FlawOutcome,
+    State,
+)
 
 #: A quick grade ends a call after this share of its time limit in processor time.
 QUICK_PROCESSOR_SHARE = 0.1
@@ -288,11 +297,15 @@ def _score_checks(verdict: Verdict) -> None:
 
 
 def _counted(verdict: Verdict) -> str:
-    count = len(verdict.findings)
-    if not count:
-        return f"no finding in {len(verdict.traps)} traps"
-    named = ", ".join(finding.cause for finding in verdict.findings)
-    return f"{count} finding{'s' if count > 1 else ''}: {named}"
+    return _listed(verdict, "traps") or f"no finding in {len(verdict.traps)} traps"
+
+
+def _listed(verdict: Verdict, dimension: FindingDimension) -> str:
+    """The findings that lower this dimension; empty where there are none."""
+    named = [finding.cause for finding in verdict.findings if finding.dimension == dimension]
+    if not named:
+        return ""
+    return f"{len(named)} finding{'s' if len(named) > 1 else ''}: {', '.join(named)}"
 
 
 def _robustness(verdict: Verdict, refusals: list[CheckResult]) -> Dimension:
@@ -303,6 +316,8 @@ def _robustness(verdict: Verdict, refusals: list[CheckResult]) -> Dimension:
     refused = sum(1 for case in refusals if case.state == "pass")
     share = 100.0 * refused / len(refusals) if refusals else found
     reason = f"{refused} of {len(refusals)} kinds of bad input are refused"
+    if listed := _listed(verdict, "robustness"):
+        reason += f", {listed}"
     return Dimension(score=round((share + found) / 2, 1), reason=reason)
 
 
