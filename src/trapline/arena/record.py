@@ -56,7 +56,7 @@ class CheckResult(Record):
     dimension: Literal["correctness", "traps", "robustness"] = "correctness"
     #: Why it failed, in the words of `expect`; empty when it passed.
     message: str = ""
-    #: Of a hidden trap: the cause behind which it is hidden.
+    #: Of a hidden trap: the cause behind which it is hidden; empty for a small echo of others.
     behind: str = ""
     seconds: float = 0.0
 
@@ -177,7 +177,7 @@ class Cell(Record):
     traps: list[CheckResult]
     #: Figures that the challenge names, such as perplexity; compared, never scored.
     measures: dict[str, float] = Field(default_factory=dict)
-    #: Root causes of the failures, the most certain first.
+    #: Root causes of the failures: the most certain first, accepted bad input last.
     findings: list[Finding] = Field(default_factory=list)
     flaw: FlawOutcome = ""
     submission_digest: str

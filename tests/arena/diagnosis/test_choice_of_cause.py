@@ -67,12 +67,12 @@ def test_narrow_bugs_beside_a_broad_one_are_named():
     assert causes(NAME, files, seed=22) == [
         "unstable-sort",
         "matrix-materialised",
-        "all-masked-row-passes",
         "float16-numerators",
+        "float16-sum",
+        "all-masked-row-passes",
         "values-unchecked",
         "dtypes-unchecked",
         "rank-ignored",
-        "float16-sum",
     ]
 
 

@@ -37,3 +37,58 @@ def test_bug_without_a_name_lowers_robustness_if_only_bad_input_shows_it(
     (finding,) = written(failing, not_offered=failing if way == "not offered" else ()).findings
     assert (finding.cause, len(finding.explains)) == ("unnamed", len(failing))
     assert (finding.dimension, finding.severity) == (dimension, severity)
+
+
+@pytest.mark.parametrize(
+    ("failing", "named", "confirmed", "not_offered", "order"),
+    [
+        # Accepted bad input does not lead while a wrong answer has no name.
+        (
+            [*REFUSAL_TRAPS, CASE],
+            REFUSAL_TRAPS[:1],
+            REFUSAL_TRAPS,
+            (),
+            ["unnamed", "gamma-broadcast"],
+        ),
+        # Nor before a bug that is only likely.
+        (
+            [REFUSAL_TRAPS[0], TRAPS[0]],
+            [REFUSAL_TRAPS[0], TRAPS[0]],
+            REFUSAL_TRAPS,
+            (),
+            ["gamma-missing-in-dx", "gamma-broadcast"],
+        ),
+        # Alone it leads.
+        (REFUSAL_TRAPS, REFUSAL_TRAPS, REFUSAL_TRAPS, (), ["gamma-broadcast", "zero-eps-accepted"]),
+        # What is not offered is certain, so it stands before what is likely, after a confirmed bug.
+        (
+            [*TRAPS, CASE],
+            TRAPS,
+            TRAPS[:1],
+            (CASE,),
+            ["gamma-missing-in-dx", "unnamed", "rstd-squared"],
+        ),
+    ],
+)
+def test_bad_input_comes_last_and_the_most_certain_first(
+    failing, named, confirmed, not_offered, order
+):
+    found = written(failing, named, confirmed, not_offered=not_offered).findings
+    assert [finding.cause for finding in found] == order
+
+
+def test_trap_is_hidden_only_behind_what_explains_it():
+    failing = ["rstd-missing", *TRAPS, CASE]
+    found = written(failing, [TRAPS[0]], TRAPS, unexplained={"rstd-missing", CASE})
+    assert [finding.cause for finding in found.findings] == ["gamma-missing-in-dx", "unnamed"]
+    assert found.states == {
+        "rstd-missing": "hidden",
+        "gamma-missing-in-dx": "sprung",
+        "rstd-squared": "hidden",
+    }
+    # An echo: so little is left that no finding claims it.
+    assert found.behind == {
+        "rstd-missing": "unnamed",
+        "gamma-missing-in-dx": "",
+        "rstd-squared": "",
+    }

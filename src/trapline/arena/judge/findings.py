@@ -43,7 +43,8 @@ class Report:
     def write(self, unexplained: Set[str]) -> Diagnosis:
         diagnosis = Diagnosis()
         found = [self._named(cause) for cause in self.ordered()]
-        found += [*self._unnamed(unexplained), *self._not_offered()]
+        found += [*self._not_offered(), *self._unnamed(unexplained)]
+        found.sort(key=lambda f: (f.dimension == "robustness", f.certainty != "confirmed"))
         diagnosis.findings = _with_penalties(found, self.traps)
         for check in self.failures:
             if check in self.traps:
@@ -53,16 +54,19 @@ class Report:
         return diagnosis
 
     def ordered(self) -> list[str]:
-        """The surest causes first, the gravest of them first. What explains most of the failures
-        leads; its number is taken by powers of two, since a draw moves it a little."""
+        """Bugs before accepted bad input, the surest first, the gravest of them first. What
+        explains most of the failures leads; its number is taken by powers of two, since a draw
+        moves it a little."""
 
-        def weight(cause: str) -> tuple[bool, float, str]:
-            penalty = rubric.PENALTY[self.patterns.trap_of(cause).severity]
-            return cause not in self.confirmed, -penalty, cause
+        def rank(cause: str) -> tuple[bool, bool]:
+            is_refusal = self.patterns.trap_of(cause).dimension == "robustness"
+            return is_refusal, cause not in self.confirmed
 
-        def lead(cause: str) -> tuple[bool, int, tuple[bool, float, str]]:
-            magnitude = len(self.causes[cause]).bit_length()
-            return cause not in self.confirmed, -magnitude, weight(cause)
+        def weight(cause: str) -> tuple[tuple[bool, bool], float, str]:
+            return rank(cause), -rubric.PENALTY[self.patterns.trap_of(cause).severity], cause
+
+        def lead(cause: str) -> tuple[object, ...]:
+            return rank(cause), -len(self.causes[cause]).bit_length(), weight(cause)
 
         first = min(self.causes, key=lead, default="")
         return sorted(self.causes, key=lambda cause: (cause != first, weight(cause)))
@@ -147,12 +151,12 @@ class Report:
             return "not_asked", f"{failure.not_offered} is not offered"
         if check in {self.forms[cause] for cause in self.causes}:
             return "sprung", ""
-        for finding in findings:
-            if check in finding.explains and finding.cause != "unnamed":
-                return "hidden", finding.cause
+        causes = [finding.cause for finding in findings if check in finding.explains]
+        if named := [cause for cause in causes if cause != "unnamed"]:
+            return "hidden", named[0]
         if failure.crashed:
             return "crashed", failure.message
-        return "hidden", findings[0].cause if findings else "unnamed"
+        return "hidden", "unnamed" if causes else ""
 
 
 def _join_unplaced(groups: dict[tuple[str, str, str], list[Failure]]) -> None:
