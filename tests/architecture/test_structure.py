@@ -1,6 +1,7 @@
 """Import circles between modules, and the sizes that keep a file readable."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,16 +29,23 @@ def sources(root):
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 
 
+@cache
+def parsed(file):
+    """The syntax tree of a file, which several tests read."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def runtime_nodes(node):
     """All nodes below this one except those in `if TYPE_CHECKING` blocks."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            children = child.orelse
-        else:
-            yield child
-            children = [child]
-        for inner in children:
-            yield from runtime_nodes(inner)
+    waiting = [node]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                children = child.orelse
+            else:
+                children = [child]
+            yield from children
+            waiting += children
 
 
 def imported(tree, modules):
@@ -61,8 +69,7 @@ def circles(root):
     """Groups of modules that import each other, each as a sorted tuple (Tarjan's algorithm)."""
     modules = dict(sources(root))
     graph = {
-        name: sorted({*imported(ast.parse(file.read_text()), modules)} - {name})
-        for name, file in modules.items()
+        name: sorted({*imported(parsed(file), modules)} - {name}) for name, file in modules.items()
     }
     index, lowest, stack, found = {}, {}, [], set()
 
@@ -126,7 +133,7 @@ def test_imports_for_type_checking_are_not_circles(tmp_path):
 def long_functions(root):
     """Functions with more than 100 lines, decorators not counted, as sentences."""
     for name, file in sources(root):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > LONGEST_FUNCTION:
@@ -150,19 +157,19 @@ def test_attention_has_few_files():
 def reads_by_locale(root):
     """Text files whose encoding the user's locale would choose, as sentences."""
     for name, file in sources(root):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.Call) and _takes_the_locale(node):
                 yield f"{name}: {ast.unparse(node)} in line {node.lineno} names no encoding"
 
 
 def _takes_the_locale(call):
     named = {keyword.arg: keyword.value for keyword in call.keywords}
-    called = ast.unparse(call.func).rpartition(".")[2]
+    called = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if "encoding" in named:
         return False
     if called in ("read_text", "write_text"):  # a distribution's read_text takes a name
         return len(call.args) == (called == "write_text")
-    if ast.unparse(call.func) != "open":
+    if not (isinstance(call.func, ast.Name) and call.func.id == "open"):
         return False
     mode = call.args[1] if len(call.args) > 1 else named.get("mode", ast.Constant("r"))
     return isinstance(mode, ast.Constant) and "b" not in mode.value
