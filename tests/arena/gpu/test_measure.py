@@ -93,7 +93,9 @@ def test_a_row_has_what_the_roofline_needs(measurer, orders):
 
 def test_a_time_below_the_speed_of_light_is_refused(measurer, monkeypatch):
     slow = {"copy": 1.0, "read": 1.0, "bfloat16": 1.0, "float32": 1.0}
-    yardsticks.recall({"lights": slow})
+    # The race with torch has its test above.
+    race = {SHAPE.name: {"baseline": 2e-5, "baseline name": "eager", "gold": 2e-5}}
+    yardsticks.recall({"lights": slow, measurer.challenge.digest: race})
     with pytest.raises(Violation, match="is the least that this GPU needs"):
         measurer.measure()
 
