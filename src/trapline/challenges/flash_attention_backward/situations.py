@@ -8,6 +8,8 @@ from trapline.challenges.flash_attention_forward.cases import Shape, attends
 
 #: Where the bugs of the blind corpus were seen.
 BLIND = "an answer written from this prompt alone"
+#: The forward challenge asks for the same forward pass.
+BLIND_FORWARD = "an answer written from the prompt of the forward challenge alone"
 
 
 def with_logits(rng: np.random.Generator, logits: list[float], T: int, causal: bool) -> Saved:

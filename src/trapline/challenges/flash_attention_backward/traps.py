@@ -7,6 +7,7 @@ from trapline.challenges.flash_attention_backward import (
     traps_formula,
     traps_forward,
     traps_memory,
+    traps_merging,
     traps_numbers,
     traps_ranges,
     traps_shapes,
@@ -24,4 +25,5 @@ PARTS = (
     traps_strides,
     traps_forward,
     traps_memory,
+    traps_merging,
 )
