@@ -177,7 +177,7 @@ class Cell(Record):
     traps: list[CheckResult]
     #: Figures that the challenge names, such as perplexity; compared, never scored.
     measures: dict[str, float] = Field(default_factory=dict)
-    #: Root causes of the failures: the most certain first, accepted bad input last.
+    #: Root causes of the failures: the most certain first, of these accepted bad input last.
     findings: list[Finding] = Field(default_factory=list)
     flaw: FlawOutcome = ""
     submission_digest: str

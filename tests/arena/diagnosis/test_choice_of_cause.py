@@ -68,11 +68,11 @@ def test_narrow_bugs_beside_a_broad_one_are_named():
         "unstable-sort",
         "matrix-materialised",
         "float16-numerators",
-        "float16-sum",
         "all-masked-row-passes",
         "values-unchecked",
         "dtypes-unchecked",
         "rank-ignored",
+        "float16-sum",
     ]
 
 

@@ -49,7 +49,7 @@ def test_unknown_bug_is_one_finding_without_a_name(challenge, mutant):
 
 def test_bad_input_that_is_accepted_is_named_beside_an_unknown_bug():
     found = findings("beam_search", "solution.py:step/constant/1", "fractional-width-accepted")
-    assert [finding.cause for finding in found] == ["unnamed", "fractional-width-accepted"]
+    assert [finding.cause for finding in found] == ["fractional-width-accepted", "unnamed"]
 
 
 def failed(check, message="", **exchange):

@@ -42,19 +42,26 @@ def test_bug_without_a_name_lowers_robustness_if_only_bad_input_shows_it(
 @pytest.mark.parametrize(
     ("failing", "named", "confirmed", "not_offered", "order"),
     [
-        # Accepted bad input does not lead while a wrong answer has no name.
+        # The most certain leads, also where it is only accepted bad input.
         (
             [*REFUSAL_TRAPS, CASE],
             REFUSAL_TRAPS[:1],
             REFUSAL_TRAPS,
             (),
-            ["unnamed", "gamma-broadcast"],
+            ["gamma-broadcast", "unnamed"],
         ),
-        # Nor before a bug that is only likely.
+        # Of equally certain ones accepted bad input comes last.
         (
             [REFUSAL_TRAPS[0], TRAPS[0]],
             [REFUSAL_TRAPS[0], TRAPS[0]],
-            REFUSAL_TRAPS,
+            [REFUSAL_TRAPS[0], TRAPS[0]],
+            (),
+            ["gamma-missing-in-dx", "gamma-broadcast"],
+        ),
+        (
+            [REFUSAL_TRAPS[0], TRAPS[0]],
+            [REFUSAL_TRAPS[0], TRAPS[0]],
+            (),
             (),
             ["gamma-missing-in-dx", "gamma-broadcast"],
         ),
@@ -70,7 +77,7 @@ def test_bug_without_a_name_lowers_robustness_if_only_bad_input_shows_it(
         ),
     ],
 )
-def test_bad_input_comes_last_and_the_most_certain_first(
+def test_the_most_certain_comes_first_and_of_these_bad_input_last(
     failing, named, confirmed, not_offered, order
 ):
     found = written(failing, named, confirmed, not_offered=not_offered).findings

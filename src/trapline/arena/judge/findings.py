@@ -44,7 +44,7 @@ class Report:
         diagnosis = Diagnosis()
         found = [self._named(cause) for cause in self.ordered()]
         found += [*self._not_offered(), *self._unnamed(unexplained)]
-        found.sort(key=lambda f: (f.dimension == "robustness", f.certainty != "confirmed"))
+        found.sort(key=lambda f: (f.certainty != "confirmed", f.dimension == "robustness"))
         diagnosis.findings = _with_penalties(found, self.traps)
         for check in self.failures:
             if check in self.traps:
@@ -54,13 +54,13 @@ class Report:
         return diagnosis
 
     def ordered(self) -> list[str]:
-        """Bugs before accepted bad input, the surest first, the gravest of them first. What
+        """The surest causes first, of these bugs before accepted bad input, then the gravest. What
         explains most of the failures leads; its number is taken by powers of two, since a draw
         moves it a little."""
 
         def rank(cause: str) -> tuple[bool, bool]:
             is_refusal = self.patterns.trap_of(cause).dimension == "robustness"
-            return is_refusal, cause not in self.confirmed
+            return cause not in self.confirmed, is_refusal
 
         def weight(cause: str) -> tuple[tuple[bool, bool], float, str]:
             return rank(cause), -rubric.PENALTY[self.patterns.trap_of(cause).severity], cause
