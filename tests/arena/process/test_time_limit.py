@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from trapline.arena.errors import SubmissionHung
-from trapline.arena.judge.own_tests import OwnTests
+from trapline.arena.judge.own_tests import OWN, OwnTests
 from trapline.arena.process import local, time_limit
 from trapline.arena.process.local import TooLongError, limited
 from trapline.arena.process.proxy import Submission
@@ -149,5 +149,5 @@ def test_suite_that_waited_for_a_processor_runs_again_with_more_time(waited, ask
 
     tests = OwnTests.__new__(OwnTests)
     tests._session = Busy()
-    assert tests.run(None) is None
+    assert tests.run(OWN) is None
     assert times == asked

@@ -48,26 +48,32 @@ class MechanicalMutant:
 
     id: str
     line: int
+    #: The changed file.
+    file: str
     _origin: dict[str, str]
-    _name: str
     _tree: ast.Module
     _path: Path
     _change: Change
 
     @property
     def files(self) -> dict[str, str]:
-        changed = _changed(self._tree, self._path, self._change)
-        return {**self._origin, self._name: ast.unparse(changed)}
+        return {**self._origin, self.file: self.text}
+
+    @property
+    def text(self) -> str:
+        """The changed file's."""
+        return ast.unparse(_changed(self._tree, self._path, self._change))
 
 
 def mechanical_mutants(files: dict[str, str]) -> Iterator[MechanicalMutant]:
     """All mutants of all modules of a solution, its tests left out."""
     for name, source in files.items():
         if not name.startswith("test_") and name != "conftest.py":
-            yield from _mutants_of(files, name, ast.parse(source))
+            yield from mutants_of(files, name, ast.parse(source))
 
 
-def _mutants_of(files: dict[str, str], name: str, tree: ast.Module) -> Iterator[MechanicalMutant]:
+def mutants_of(files: dict[str, str], name: str, tree: ast.Module) -> Iterator[MechanicalMutant]:
+    """All mutants of one module of `files`."""
     counts: dict[str, int] = {}
     for where, path in _places(tree):
         node = _at(tree, path)
@@ -75,7 +81,7 @@ def _mutants_of(files: dict[str, str], name: str, tree: ast.Module) -> Iterator[
             prefix = f"{name}:{where}/{operator}"
             counts[prefix] = counts.get(prefix, 0) + 1
             identity, line = f"{prefix}/{counts[prefix]}", getattr(node, "lineno", 0)
-            yield MechanicalMutant(identity, line, files, name, tree, path, change)
+            yield MechanicalMutant(identity, line, name, files, tree, path, change)
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[str, Path]]:

@@ -41,8 +41,9 @@ class Inspection(Record):
     #: Why this machine cannot inspect any code.
     not_measured: str = ""
     code: dict[str, Any] = {}
-    rewrites: dict[str, str] = {}
-    mutants: dict[str, str] = {}
+    #: Name → the files that differ, each with its other text.
+    rewrites: dict[str, dict[str, str]] = {}
+    mutants: dict[str, dict[str, str]] = {}
 
 
 def inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -85,9 +86,42 @@ def _tests(sources: dict[str, str]) -> set[str]:
     """Test files by their names; one that other code imports is code, whatever it is called."""
     tests = {name for name in sources if _is_test(name)}
     for name in set(sources) - tests:
-        imported = {part.split(".")[0] for part in _imports(ast.parse(sources[name]))}
-        tests -= {test for test in tests if os.path.basename(test)[:-3] in imported}
+        tests -= _named_by(sources[name], tests)
     return tests
+
+
+def _named_by(source: str, files: Collection[str]) -> set[str]:
+    """Those files that an import of this module may mean."""
+    parts = _import_parts(ast.parse(source))
+    return {file for file in files if _module_name(file) in parts}
+
+
+def _module_name(file: str) -> str:
+    folder, name = os.path.split(file)
+    return os.path.basename(folder) if name == "__init__.py" else name[:-3]
+
+
+def _import_parts(tree: ast.Module) -> set[str]:
+    """Every name between the dots of an import; in `from a.b import c` c may be a module too."""
+    parts: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            parts |= {part for name in names for part in name.split(".")}
+    return parts
+
+
+def _modules(sources: dict[str, str]) -> dict[str, str]:
+    """The solution and every module that it imports, itself or through others, without tests: a
+    script beside it is nothing that the tests of the solution could notice."""
+    code = sorted(set(sources) - _tests(sources))
+    reached, todo = {SOLUTION}, [SOLUTION]
+    while todo:
+        new = _named_by(sources[todo.pop()], code) - reached
+        reached |= new
+        todo += new
+    return {name: sources[name] for name in code if name in reached}
 
 
 def _is_test(name: str) -> bool:
@@ -175,13 +209,25 @@ def _ruff(folder: str, names: list[str], config: str) -> dict[str, int]:
     return dict(Counter(str(finding["code"]) for finding in json.loads(done.stdout)))
 
 
-def variants(source: str, seed: int, count: int, mechanical: Any, rewrite: Any) -> dict[str, Any]:
-    """Texts of `solution.py`: rewrites that behave the same, and a sample of mutants."""
-    mutants = list(mechanical.mechanical_mutants({"solution.py": source}))
+def variants(
+    sources: dict[str, str], seed: int, count: int, mechanical: Any, rewrite: Any
+) -> dict[str, Any]:
+    """Other texts of the modules, as file → text: rewrites of all of them that behave the same,
+    and a sample of the mutants of any."""
+    modules = _modules(sources)
+    mutants = [
+        mutant
+        for name, source in modules.items()
+        for mutant in mechanical.mutants_of(modules, name, ast.parse(source))
+    ]
     chosen = random.Random(seed).sample(mutants, min(count, len(mutants)))
+    rewrites: dict[str, dict[str, str]] = {}
+    for name, source in modules.items():
+        for way, text in rewrite.rewrites(source):
+            rewrites.setdefault(way, {})[name] = text
     return {
-        "rewrites": dict(rewrite.rewrites(source)),
-        "mutants": {mutant.id: mutant.files["solution.py"] for mutant in chosen},
+        "rewrites": rewrites,
+        "mutants": {mutant.id: {mutant.file: mutant.text} for mutant in chosen},
     }
 
 
@@ -201,7 +247,7 @@ def main() -> None:
         answer["code"] = inspect_code(sources, sys.argv[2], question["config"], code_from_data)
         if SOLUTION in sources:  # an answer behind an adapter has no solution.py
             answer["variants"] = variants(
-                sources[SOLUTION], question["seed"], question["mutants"], mechanical, rewrite
+                sources, question["seed"], question["mutants"], mechanical, rewrite
             )
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         answer["unreadable"] = f"{type(error).__name__}: {error}"[:500]

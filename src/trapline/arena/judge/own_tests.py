@@ -1,6 +1,7 @@
 """The `tests` dimension: a submission's own tests on its code, on rewrites and on mutants."""
 
 import secrets
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -22,8 +23,12 @@ WAITED_SHARE = 0.1
 #: Some mutants change nothing that can be observed, so full marks do not need all of them.
 KILLS_FOR_FULL_MARKS = 0.75
 PASSING_SHARE, KILLING_SHARE = 20.0, 80.0
+NO_MUTANTS = "its tests pass, but nothing in its code can be changed to see whether they notice"
 
 Report = dict[str, Any] | None
+#: Path inside the submission → its other text.
+Files = Mapping[str, str]
+OWN: Files = {}
 
 
 class OwnTests:
@@ -39,36 +44,36 @@ class OwnTests:
         config = SandboxConfig(level, limits, OWN_SECONDS, ("pytest", *packages))
         self._session = Session(folder, config, "tester")
 
-    def run(self, source: str | None, *, stop_early: bool = True) -> Report:
-        """The report on the suite with this text as `solution.py`; None when it gave none.
+    def run(self, files: Files, *, stop_early: bool = True) -> Report:
+        """The report on the suite with these texts of files; None when it gave none.
 
         Where it waited for a processor meanwhile, it gets that time in a second run.
         """
-        report = self._run(source, OWN_SECONDS, stop_early)
+        report = self._run(files, OWN_SECONDS, stop_early)
         waited = min(self._session.waited, MOST_ADDED * OWN_SECONDS)
         if report is None and waited > WAITED_SHARE * OWN_SECONDS:
-            return self._run(source, OWN_SECONDS + waited, stop_early)
+            return self._run(files, OWN_SECONDS + waited, stop_early)
         return report
 
-    def run_right(self, source: str | None) -> Report:
-        """Of a text on which the suite should pass: where it fails, the report of a second run
+    def run_right(self, files: Files) -> Report:
+        """Of texts on which the suite should pass: where it fails, the report of a second run
         explains why. In the others nobody reads that, and it takes a quarter of a run."""
-        report = self.run(source)
+        report = self.run(files)
         if report is None or _passes(report) or self._explained:
             return report
         self._explained = True
-        return self.run(source)
+        return self.run(files)
 
-    def _run(self, source: str | None, seconds: float, stop_early: bool) -> Report:
+    def _run(self, files: Files, seconds: float, stop_early: bool) -> Report:
+        texts = {name: text.encode() for name, text in files.items()}
         question = {
             "op": "test",
-            "replaced": source is not None,
+            "replaced": [[name, len(text)] for name, text in texts.items()],
             "seconds": seconds,
             "stop_early": stop_early,
             "explained": self._explained or not stop_early,
         }
-        body = [source.encode()] if source else []
-        answer, _ = self._session.ask(question, body, seconds + 30)
+        answer, _ = self._session.ask(question, list(texts.values()), seconds + 30)
         report = answer.get("report")
         return report if isinstance(report, dict) else None
 
@@ -130,7 +135,7 @@ def why_no_tests(level: Level) -> str:
 
 def _why_failing(tests: OwnTests) -> str:
     try:
-        report = tests.run_right(None)
+        report = tests.run_right(OWN)
     except SubmissionDied as died:
         return str(died)
     return "" if _passes(report) else _failure(report)
@@ -144,15 +149,15 @@ def open_tester(folder: Path, challenge: Challenge, level: Level) -> "closing[Ow
 def _score(tests: OwnTests, inspection: Inspection) -> Dimension:
     """In an order that no suite can know: one that counts its runs learns nothing from it."""
     reports: dict[str, Report] = {}
-    variants = [("own", ""), *inspection.rewrites.items(), *inspection.mutants.items()]
+    variants = [("own", OWN), *inspection.rewrites.items(), *inspection.mutants.items()]
     secrets.SystemRandom().shuffle(variants)
-    for name, source in variants:
+    for name, files in variants:
         if name in inspection.mutants:
-            reports[name] = tests.run(source)
+            reports[name] = tests.run(files)
             continue
-        reports[name] = tests.run_right(source or None)
+        reports[name] = tests.run_right(files)
         if not _passes(reports[name]):
-            return _unusable(name, reports.get("own") or tests.run_right(None))
+            return _unusable(name, reports.get("own") or tests.run_right(OWN))
     killed = {name: not _passes(reports[name]) for name in inspection.mutants}
     return _by_kills(reports["own"], killed)
 
@@ -166,6 +171,8 @@ def _unusable(name: str, own: Report) -> Dimension:
 def _by_kills(own: Report, killed: dict[str, bool]) -> Dimension:
     evidence = {"own": own, "killed": killed}
     count = sum(killed.values())
+    if not killed:
+        return Dimension(score=None, reason=NO_MUTANTS, evidence=evidence)
     if not count:
         return Dimension(score=0.0, reason="no mutant of the code is noticed", evidence=evidence)
     share = min(1.0, count / len(killed) / KILLS_FOR_FULL_MARKS)

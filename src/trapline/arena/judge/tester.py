@@ -1,5 +1,5 @@
 """The program that runs a submission's own tests inside a sandbox, on whatever text of
-`solution.py` it is given.
+its modules it is given.
 
 pytest starts once, and stops where it would collect tests. Each run is a fork of that process,
 which goes on from there. A run that hangs is ended.
@@ -67,17 +67,16 @@ class Server:
                 self.question, body = self.channel.receive()
             except Exception:  # the channel closed
                 os._exit(0)
-            source = bytes(body).decode() if self.question["replaced"] else None
-            self.run(source)
+            self.run(bytes(body))
         session.config.option.maxfail = self.most_failures()
         return True if self.question["explained"] else None  # True: nothing is collected
 
     def most_failures(self) -> int:
         return 1 if self.question["stop_early"] else 0
 
-    def run(self, source: str | None) -> None:
+    def run(self, texts: bytes) -> None:
         """Sends the report of a run; returns without it in the fork."""
-        self.lay_out(source)
+        self.lay_out(texts)
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -97,13 +96,16 @@ class Server:
         nonce = self.question["nonce"]
         self.channel.send({"op": "tested", "nonce": nonce, "report": report})
 
-    def lay_out(self, source: str | None) -> None:
+    def lay_out(self, texts: bytes) -> None:
+        """The submission; `texts` are those of the replaced files, one after the other."""
         shutil.copytree(self.submission, self.place)
-        if source is not None:
-            path = os.path.join(self.place, "solution.py")
+        start = 0
+        for name, length in self.question["replaced"]:
+            path = os.path.join(self.place, name)
             os.chmod(path, 0o600)
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(source)
+            with open(path, "wb") as file:
+                file.write(texts[start : start + length])
+            start += length
 
     def clear(self) -> None:
         """The next run finds nothing of this one, even where it cannot be removed."""

@@ -9,7 +9,7 @@ from typing import Any
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.gpu.opening import open_submission
-from trapline.arena.judge.own_tests import OWN_SECONDS, open_tester
+from trapline.arena.judge.own_tests import OWN, OWN_SECONDS, open_tester
 from trapline.arena.judge.request import entry_files
 from trapline.arena.profile import FLAWED
 from trapline.arena.record import Level
@@ -164,7 +164,7 @@ def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> st
         return "There are no tests (test_*.py). Add them."
     with open_tester(workspace, challenge, level) as tests:
         try:
-            report = tests.run(None, stop_early=False)
+            report = tests.run(OWN, stop_early=False)
         except Violation as violation:
             return f"Your tests ended their process: {violation}"
     if report is None:
