@@ -50,6 +50,14 @@ def known_sorting(sorting, monkeypatch):
 
 
 @pytest.fixture
+def no_measures(monkeypatch):
+    """Grades without precision, memory and speed, for tests that look at none of them."""
+    from trapline.arena.judge import grade
+
+    monkeypatch.setattr(grade, "_measures", lambda challenge: [])
+
+
+@pytest.fixture
 def gold_source(sorting):
     """The text of the gold solution."""
     return (sorting.solution / "solution.py").read_text()

@@ -43,7 +43,7 @@ def test_gold_solution_is_an_a(gold_cell):
     assert gold_cell.dimensions["analysis"].score is None
 
 
-def test_bug_falls_into_its_own_trap_only(graded, gold_source):
+def test_bug_falls_into_its_own_trap_only(graded, gold_source, no_measures):
     cell = graded(
         gold_source.replace("np.asarray(key(items))", "np.asarray([key([i])[0] for i in items])")
     )
@@ -165,7 +165,7 @@ def test_links_are_not_followed(sorting, level, submission_folder, tmp_path):
     assert "No module named 'secret'" in cell.reason
 
 
-def test_what_the_task_forbids_is_a_hack(graded, gold_source):
+def test_what_the_task_forbids_is_a_hack(graded, gold_source, no_measures):
     cell = graded(
         gold_source.replace("import numpy as np", "import numpy as np\nfrom heapq import nsmallest")
     )
@@ -188,7 +188,7 @@ def test_sandbox_that_cannot_start_is_an_infra_error(
 
 
 def test_missing_permitted_package_is_an_infra_error(
-    sorting, level, submission_folder, gold_source
+    sorting, level, submission_folder, gold_source, no_measures
 ):
     from trapline.arena.challenge import Challenge
 
@@ -226,7 +226,7 @@ TESTS = {
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_worthless_suite_scores_zero(graded, gold_source, name):
+def test_worthless_suite_scores_zero(graded, gold_source, name, no_measures):
     import hashlib
 
     suite, reason = TESTS[name]
@@ -238,7 +238,9 @@ def test_worthless_suite_scores_zero(graded, gold_source, name):
     assert reason in dimension.reason
 
 
-def test_figures_of_the_challenge_are_recorded_or_left_out(graded, sorting, monkeypatch):
+def test_figures_of_the_challenge_are_recorded_or_left_out(
+    graded, sorting, monkeypatch, no_measures
+):
     def measures(submission, rng):
         values, _ = submission.sort_rows(np.array([[3.0, 1.0]]))
         expect.equal(values, np.array([[1.0, 3.0]]), "values")

@@ -189,13 +189,6 @@ def graded_gold(sorting, level):
     return grade(request, sorting).cell
 
 
-@pytest.fixture
-def no_measures(monkeypatch):
-    from trapline.arena.judge import grade as module
-
-    monkeypatch.setattr(module, "_measures", lambda challenge: [])
-
-
 def test_sandbox_that_cannot_run_tests_gives_no_score(
     sorting, level, monkeypatch, fresh_controls, no_measures
 ):
