@@ -129,7 +129,7 @@ def test_example_has_the_same_verdict_at_every_level():
     """A quick cell with findings; the whole field is `full`."""
     entries = find_entries(EXAMPLE_FIELD, [])
     found = graded_at_every_level(
-        next(e for e in entries if (e.entrant, e.challenge) == ("broken", "fused_softmax_topk"))
+        next(e for e in entries if (e.entrant, e.challenge) == ("broken", "beam_search"))
     )
     summaries = {level: field_summary(cell) for level, cell in found.items()}
     assert summaries[LEVELS[0]]["findings"]
