@@ -18,7 +18,7 @@ from trapline.arena.standings.ranking import ranking
 
 
 @pytest.fixture
-def entries(known_sorting, tmp_path, monkeypatch):
+def entries(known_sorting, tmp_path, monkeypatch, no_measures):
     """One entrant, right, without tests of its own."""
     for module in (field, run):
         monkeypatch.setattr(module, "load", lambda *_, **__: known_sorting)
