@@ -23,6 +23,7 @@ from trapline.arena.process import sandbox, session, wire
 from trapline.arena.process.isolation.running import descendants
 from trapline.arena.process.proxy import Submission, TimedCall
 from trapline.arena.process.sandbox import Launch, SandboxLimits
+from trapline.arena.process.transcript import Transcript
 from trapline.arena.record import Dimension
 
 JUDGES = Path(__file__).with_name("judges")
@@ -193,6 +194,8 @@ def race(bench, cheat):
         bench.patch.setattr(measure, name, value)
     bench.patch.setattr(bench.challenge.module("cases"), "speed", prepared)
     racers = module.sort, work(USUAL)
+    for racer in racers:
+        racer.transcript = Transcript()
     try:
         rng = np.random.default_rng(3)
         dimension, _ = measure.speed(bench.challenge, *racers, rng, measure.QUICK_ROUNDS)

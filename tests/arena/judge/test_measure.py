@@ -17,6 +17,7 @@ from trapline.arena.judge import measure
 from trapline.arena.judge.traps import Call
 from trapline.arena.process.isolation import cgroups
 from trapline.arena.process.proxy import Submission
+from trapline.arena.process.transcript import Exchange, Transcript
 
 
 class Answer:
@@ -112,6 +113,34 @@ def test_rounds_that_do_not_agree_are_followed_by_others(speed):
 def test_further_rounds_are_run_only_where_they_may_change_the_score(speed, seconds, score, rounds):
     found = speed(reference=[1.0], submission=[seconds])
     assert (found.score, found.evidence["rounds"]) == (score, rounds)
+
+
+class Racer:
+    """Stands for a submission that may be asked while a call is drawn."""
+
+    def __init__(self):
+        self.transcript = Transcript()
+
+
+def test_both_racers_get_the_same_values_once():
+    one, other, rng = Racer(), Racer(), np.random.default_rng(1)
+    draws = measure.SharedDraws(lambda racer, rng: Call("sort", (rng.standard_normal(),)))
+    rounds = [
+        [[draws(racer, rng) for _ in range(4)] for racer in order]
+        for order in ((one, other), (other, one), (one, other))
+    ]
+    assert all(first == second for first, second in rounds)
+    assert len({call.args for calls, _ in rounds for call in calls}) == 12
+
+
+def test_own_answers_of_a_racer_stay_with_it():
+    def prepare(racer, rng):
+        racer.transcript.exchanges.append(Exchange("forward", (), {}, None))
+        return Call("backward", (racer, rng.standard_normal()))
+
+    one, other, rng = Racer(), Racer(), np.random.default_rng(1)
+    draws = measure.SharedDraws(prepare)
+    assert [draws(racer, rng).args[0] for racer in (one, other, one)] == [one, other, one]
 
 
 def test_two_graders_time_one_burst_at_a_time(sorting, level, tmp_path):

@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ EXPONENT_MARGIN = 0.8
 IDLE_ALLOWANCE = 32 << 20
 #: Below this, allocators and page sizes say more than the algorithm.
 MEMORY_FLOOR = 256 << 10
+#: A challenge's hook: the next call of this racer.
+Prepare = Callable[[Submission, np.random.Generator], Call]
 
 
 def precision(challenge: Challenge, submission: Submission, rng: np.random.Generator) -> Dimension:
@@ -83,7 +86,7 @@ def speed(
 
     The cost is processor time, which other work on the machine hardly changes.
     """
-    prepare = challenge.module("cases").speed
+    prepare = SharedDraws(challenge.module("cases").speed)
     plan = challenge.plan.speed or SpeedPlan()
     racers = {"reference": reference, "submission": submission}
     costs = {name: Costs(rounds * MOST_ROUNDS) for name in racers}
@@ -117,6 +120,24 @@ def speed(
     }
     reason = f"{ratio:.2f} times the speed of the reference"
     return Dimension(score=score, reason=reason, evidence=evidence), raw
+
+
+class SharedDraws:
+    """Timed calls on fresh values, which take longer to draw than many an answer: what one racer
+    got, the other gets next, unless a part of it is an answer of the first."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        self._prepare = prepare
+        self._drawn: deque[tuple[Submission, Call]] = deque()
+
+    def __call__(self, submission: Submission, rng: np.random.Generator) -> Call:
+        if self._drawn and self._drawn[0][0] is not submission:
+            return self._drawn.popleft()[1]
+        asked = len(submission.transcript.exchanges)
+        call = self._prepare(submission, rng)
+        if len(submission.transcript.exchanges) == asked:
+            self._drawn.append((submission, call))
+        return call
 
 
 def _spent(costs: dict[str, "Costs"]) -> dict[str, float]:
@@ -216,7 +237,7 @@ def _deciding_cost(bursts: list[list[float]]) -> float:
 
 def _burst(
     submission: Submission,
-    prepare: Callable[[Submission, np.random.Generator], Call],
+    prepare: Prepare,
     rng: np.random.Generator,
     n: int,
 ) -> list[TimedAnswer]:
