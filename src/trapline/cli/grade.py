@@ -128,7 +128,7 @@ def grade(
     judge = named(judge_endpoint, judge_model)
     if profile:
         refuse_unknown_profile(profile)
-    entries = find_entries(field, challenge or [], gold, profile, track)
+    entries = find_entries(field, challenge or [], gold, profile, track, _note)
     if traps is not None:
         entries = _with_traps(entries, traps, executor, track)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -148,23 +149,63 @@ def test_session_log_gives_the_cell_its_cost(entries, tmp_path, options):
     assert (standing.cost.input_tokens, standing.cost.turns) == (7, 1)
 
 
+def _answer_beside(entries, *folders):
+    """Further answers with the text of the first entrant's."""
+    for folder in folders:
+        place = entries[0].folder.parents[1] / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "solution.py").write_text((entries[0].folder / "solution.py").read_text())
+
+
+def _graded(tmp_path, options):
+    told = []
+    found = field.find_entries(tmp_path / "field", [], on_skipped=told.append)
+    with open_run(tmp_path / "run") as store:
+        cells = {(c.entrant, c.attempt): c for c in grade_field(found, store, options)}
+    return cells, told
+
+
 @pytest.mark.parametrize("name", [b"two\nlines", b"\x1b[2Jclear", b"\xff\xfe"])
 def test_entrant_with_an_unprintable_name_does_not_stop_the_others(
     entries, tmp_path, options, name
 ):
-    source = entries[0].folder / "solution.py"
-    odd = tmp_path / "field" / os.fsdecode(name) / "sorting"
-    odd.mkdir(parents=True)
-    (odd / "solution.py").write_text(source.read_text())
-    found = field.find_entries(tmp_path / "field", [])
-    with open_run(tmp_path / "run") as store:
-        cells = {cell.entrant: cell for cell in grade_field(found, store, options)}
-    good = cells.pop("somebody")
-    assert good.state == "pass"
-    ((shown, bad),) = cells.items()
+    literal = field.printable_name(os.fsdecode(name))  # another entrant may be called so
+    _answer_beside(entries, f"{os.fsdecode(name)}/sorting", f"{literal}/sorting")
+    cells, _ = _graded(tmp_path, options)
+    assert [cells.pop((good, 1)).state for good in ("somebody", literal)] == ["pass", "pass"]
+    (((shown, _), bad),) = cells.items()
     assert shown.isprintable()
-    assert (bad.state, bad.score) == ("infra_error", None)
+    assert (bad.state, bad.score) == ("fail", 0.0)
     assert bad.reason.endswith("cannot be printed; rename the folder")
+
+
+def test_second_first_attempt_is_graded_neither_way_and_stops_no_other(entries, tmp_path, options):
+    _answer_beside(entries, *(f"evil/sorting{where}" for where in ("", "/attempt-1", "/attempt-2")))
+    cells, _ = _graded(tmp_path, options)
+    bad = cells.pop(("evil", 1))
+    assert (bad.state, bad.score) == ("fail", 0.0)
+    assert bad.reason == "the folder holds two first attempts: solution.py and attempt-1"
+    assert {key: cell.state for key, cell in cells.items()} == {
+        ("evil", 2): "pass",
+        ("somebody", 1): "pass",
+    }
+    shutil.rmtree(tmp_path / "field" / "evil" / "sorting" / "attempt-1")
+    cells, _ = _graded(tmp_path, options)
+    assert {key: cell.state for key, cell in cells.items()} == {("evil", 1): "pass"}
+
+
+def test_folder_of_no_challenge_is_told_and_stops_no_other(entries, tmp_path, options):
+    _answer_beside(entries, "evil/sorting\x1b")
+    cells, told = _graded(tmp_path, options)
+    assert {key: cell.state for key, cell in cells.items()} == {("somebody", 1): "pass"}
+    (sentence,) = told
+    assert sentence.isprintable()
+    assert "does not name a challenge" in sentence
+    with pytest.raises(UsageError, match="does not name a challenge"):
+        field.find_entries(tmp_path / "field", [])
+    shutil.rmtree(tmp_path / "field" / "somebody")
+    with pytest.raises(UsageError, match="does not name a challenge"):
+        _graded(tmp_path, options)
 
 
 def test_cells_of_another_level_are_graded_again_when_a_level_is_forced(entries, tmp_path):

@@ -9,6 +9,7 @@ a GPU.
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pydantic import StrictBool, TypeAdapter, ValidationError
 import trapline
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
-from trapline.arena.judge.intake import ATTEMPT, SESSION
+from trapline.arena.judge.intake import ATTEMPT, SESSION, Intake
 from trapline.arena.judge.request import GradeRequest, entry_files
 from trapline.arena.record import Origin, Record, Track
 from trapline.arena.runs.sessions import read_plain, read_session, shown_name
@@ -65,8 +66,12 @@ def find_entries(
     gold: bool | None = None,
     profile: str | None = None,
     track: Track = "cpu",
+    on_skipped: Callable[[str], None] | None = None,
 ) -> list[GradeRequest]:
     """Every answer in the field, for these challenges or for all.
+
+    An answer to an unknown challenge is refused; with `on_skipped`, which is told a sentence, it
+    is left out, so that one entrant cannot stop the others.
 
     `profile` is the prompt that all of them answer; None: as the field's `field.toml` says.
 
@@ -79,32 +84,54 @@ def find_entries(
         raise UsageError(
             f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py"
         )
-    # Refuses an answer to an unknown challenge, which would otherwise be skipped silently.
     settings = read_settings(field)
     refuse_other_track(field, settings, track)
     if profile is not None:
         settings = FieldSettings(gold=settings.gold, profile=profile)
-    for solution in sorted(field.glob("[!.]*/[!.]*/solution.*")):
-        folder = solution.parent
-        if folder.name not in load_all(track):
-            known = ", ".join(load_all(track))
-            shown = printable_name(str(folder))
-            raise UsageError(f"{shown} does not name a challenge; the challenges are: {known}")
+    skipped = _without_challenge(field, track)
+    if skipped and on_skipped is None:
+        raise UsageError(skipped[0])
     wanted = [load(name, track).id for name in challenges] or list(load_all(track))
     entries = [
         entry
-        for entrant in sorted(path for path in field.iterdir() if path.is_dir())
-        if not entrant.name.startswith(".")
+        for entrant, name in _entrants(field).items()
         for challenge in wanted
-        for entry in _entries_of(entrant, challenge, settings.of(entrant.name), track)
+        for entry in _entries_of(entrant, name, challenge, settings.of(entrant.name), track)
     ]
     if not entries:
-        raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
+        none = f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade"
+        raise UsageError(skipped[0] if skipped else none)
+    if on_skipped is not None:
+        for sentence in skipped:
+            on_skipped(sentence)
     with_gold = settings.gold if gold is None else gold
     if with_gold and not (field / GOLD).is_dir():
         entries += _gold_entries(entries, settings.profile, track)
         entries.sort(key=lambda entry: entry.entrant)
     return entries
+
+
+def _without_challenge(field: Path, track: Track) -> list[str]:
+    """A sentence for each folder of an answer whose name is no challenge's."""
+    folders = {solution.parent for solution in field.glob("[!.]*/[!.]*/solution.*")}
+    known = ", ".join(load_all(track))
+    return [
+        f"{printable_name(str(folder))} does not name a challenge; the challenges are: {known}"
+        for folder in sorted(folders)
+        if folder.name not in load_all(track)
+    ]
+
+
+def _entrants(field: Path) -> dict[Path, str]:
+    """The entrants' folders and the names that are shown, which no two share."""
+    folders = [path for path in field.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    names = {folder: folder.name for folder in folders if folder.name.isprintable()}
+    for folder in sorted(set(folders) - names.keys()):
+        name = printable_name(folder.name)
+        while name in names.values():  # another entrant is called what the escapes look like
+            name += "_"
+        names[folder] = name
+    return dict(sorted(names.items()))
 
 
 def _gold_entries(entries: list[GradeRequest], profile: str, track: Track) -> list[GradeRequest]:
@@ -161,32 +188,44 @@ def _no_profile(challenge: str, profile: str, track: Track) -> str:
     return ""
 
 
-def _entries_of(entrant: Path, challenge: str, profile: str, track: Track) -> list[GradeRequest]:
+def _entries_of(
+    entrant: Path, name: str, challenge: str, profile: str, track: Track
+) -> list[GradeRequest]:
     folder = entrant / challenge
     if not folder.is_dir():
         return []
-    first = any((folder / name).is_file() for name in entry_files(profile, track))
+    first = any((folder / file).is_file() for file in entry_files(profile, track))
     attempts = {
         int(match.group(1)): path
         for path in folder.iterdir()
         if path.is_dir() and (match := ATTEMPT.fullmatch(path.name))
     }
+    faults = dict.fromkeys(attempts, "")
     if 1 in attempts and first:
-        raise UsageError(f"{folder} holds two first attempts: solution.py and attempt-1")
+        faults[1] = "the folder holds two first attempts: solution.py and attempt-1"
     if not attempts or first:
         attempts[1] = folder
-    name = printable_name(entrant.name)
+    if name != entrant.name:
+        fault = "the name of the entrant's folder cannot be printed; rename the folder"
+        faults = dict.fromkeys(attempts, fault)
     entries = [
-        GradeRequest(name, challenge, number, path, **_made_by(path), profile=profile, track=track)
+        GradeRequest(
+            name,
+            challenge,
+            number,
+            path,
+            **_made_by(path),
+            profile=profile,
+            track=track,
+            # Without its files: what is wrong is the entrant's fault, and no verdict on them.
+            intake=Intake({}, faults[number]) if faults.get(number) else None,
+        )
         for number, path in sorted(attempts.items())
     ]
     if reason := _no_profile(challenge, profile, track):
         # Such a cell is not graded, and says why; the rest of the field is.
         entries = [replace(entry, profile="", trouble=reason) for entry in entries]
-    if name == entrant.name:
-        return entries
-    trouble = "the name of the entrant's folder cannot be printed; rename the folder"
-    return [replace(entry, trouble=trouble) for entry in entries]
+    return entries
 
 
 def printable_name(name: str) -> str:
