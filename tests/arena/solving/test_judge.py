@@ -195,9 +195,8 @@ def test_the_judge_moves_a_score_by_its_weight_at_most(state):
 
 
 def test_a_graded_cell_is_judged_once_and_keeps_what_was_executed(
-    provider, judge, ruled, level, monkeypatch
+    provider, judge, ruled, level, no_measures
 ):
-    monkeypatch.setattr(grading, "_measures", lambda challenge: [])
     provider.replies = [Model(4)]
     entry = GradeRequest("gold", "sorting", 1, ruled.solution)
     before = grading.grade(replace(entry, level=level, seed=3), ruled)

@@ -48,7 +48,7 @@ def solve(assignment, solver):
 
 
 def test_an_answer_becomes_files_a_transcript_and_a_record(
-    provider, endpoint, assignment, good_reply, level, monkeypatch
+    provider, endpoint, assignment, good_reply, level, monkeypatch, no_measures
 ):
     provider.replies = [good_reply]
     (record,) = solve(assignment, EndpointSolver(endpoint, level, price=Price(1.0, 2.0)))

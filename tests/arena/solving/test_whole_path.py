@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from trapline.arena.judge import grade
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
 from trapline.arena.runs import field
@@ -44,10 +43,9 @@ def blocks(folder):
 
 
 @pytest.fixture
-def known(known_sorting, monkeypatch):
-    """Checks only: what is measured is not what is asked here."""
+def known(known_sorting, monkeypatch, no_measures):
+    """The sorting challenge where fields are read, and a key to be kept secret."""
     monkeypatch.setattr(field, "load_all", lambda *_: {"sorting": known_sorting})
-    monkeypatch.setattr(grade, "_measures", lambda challenge: [])
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     return known_sorting
 
