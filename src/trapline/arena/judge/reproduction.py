@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.errors import UsageError
+from trapline.arena.process import wire
 from trapline.arena.process.proxy import RemoteObject, Stub
 from trapline.arena.process.transcript import Transcript
 
@@ -89,8 +90,7 @@ def _plain(value: Any, produced: dict[int, int]) -> Any:
     if isinstance(value, np.ndarray):
         if value.nbytes > MOST_BYTES:
             raise _NotPlainError
-        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        return {"array": data, "dtype": value.dtype.str, "shape": list(value.shape)}
+        return _array(value)
     if isinstance(value, np.generic):
         return {"scalar": _plain(np.asarray(value), produced)}
     if isinstance(value, list | tuple):
@@ -106,6 +106,17 @@ def _plain(value: Any, produced: dict[int, int]) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     raise _NotPlainError
+
+
+def _array(value: np.ndarray) -> dict[str, Any]:
+    """As the submission got it: a view keeps its strides and what lies between its elements."""
+    raw, first, strides = wire.extent(value)
+    node = {
+        "array": base64.b64encode(raw.tobytes()).decode(),
+        "dtype": value.dtype.newbyteorder("<").str,
+        "shape": list(value.shape),
+    }
+    return node if strides is None else {**node, "strides": strides, "first": first}
 
 
 def _stub(stub: Stub, produced: dict[int, int]) -> list[Any]:
@@ -187,12 +198,9 @@ def _source(node: Any, arrays: dict[str, np.ndarray]) -> str:
     """A Python expression for a recorded value; arrays come from the data file."""
     if not isinstance(node, dict):
         return repr(node)
-    ((kind, content),) = [(k, v) for k, v in node.items() if k not in ("dtype", "shape")]
-    if kind == "array":
-        name = f"array_{len(arrays)}"
-        raw = np.frombuffer(base64.b64decode(content), node["dtype"])
-        arrays[name] = raw.reshape(node["shape"])
-        return f'data["{name}"]'
+    if "array" in node:
+        return _array_source(node, arrays)
+    ((kind, content),) = node.items()
     if kind == "scalar":
         return f"{_source(content, arrays)}[()]"
     if kind == "float":
@@ -206,6 +214,19 @@ def _source(node: Any, arrays: dict[str, np.ndarray]) -> str:
         return "{" + ", ".join(pairs) + "}"
     items = ", ".join(_source(item, arrays) for item in content)
     return f"[{items}]" if kind == "list" else f"({items}{',' if len(content) == 1 else ''})"
+
+
+def _array_source(node: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """A view is made from its bytes with the strides that it had."""
+    name = f"array_{len(arrays)}"
+    dtype, shape = np.dtype(node["dtype"]), tuple(map(int, node["shape"]))
+    raw = np.frombuffer(base64.b64decode(node["array"]), np.uint8)
+    if "strides" not in node:
+        arrays[name] = raw.view(dtype).reshape(shape)
+        return f'data["{name}"]'
+    arrays[name] = raw
+    first, strides = int(node["first"]), tuple(map(int, node["strides"]))
+    return f'np.ndarray({shape}, "{dtype.str}", data["{name}"], {first}, {strides})'
 
 
 def _sequence(answers: Sequence[Any], arrays: dict[str, np.ndarray]) -> str:

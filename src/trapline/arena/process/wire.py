@@ -282,7 +282,7 @@ class Encoder:
     def _array(self, value: np.ndarray[Any, Any]) -> Header:
         if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
             raise UnsendableError(f"an array of dtype {value.dtype} cannot be sent")
-        buffer, offset, strides = self._extent(value)
+        buffer, offset, strides = extent(value, self.keep_strides, self.copies)
         node = {
             "t": "array",
             "dtype": value.dtype.newbyteorder("<").str,
@@ -299,18 +299,21 @@ class Encoder:
         self.offset += node["size"] + padding
         return node
 
-    def _extent(self, value: np.ndarray[Any, Any]) -> tuple[Any, int, list[int] | None]:
-        """Bytes to send, offset of the first element in them, strides (None: C order)."""
-        if self.keep_strides and value.size and not value.flags.c_contiguous:
-            low, high = np.lib.array_utils.byte_bounds(value)
-            if high - low <= VIEW_OVERHEAD * value.nbytes + 4096:
-                raw = np.empty(high - low, np.uint8)
-                ctypes.memmove(raw.ctypes.data, low, high - low)
-                first = value.__array_interface__["data"][0] - low
-                return raw, first, list(value.strides)
-        dtype = value.dtype.newbyteorder("<")
-        plain = np.array(value, dtype, order="C", copy=True if self.copies else None)
-        return plain.reshape(-1).view(np.uint8), 0, None
+
+def extent(
+    value: np.ndarray[Any, Any], keep_strides: bool = True, copies: bool = False
+) -> tuple[Any, int, list[int] | None]:
+    """The bytes of an array, offset of the first element in them, strides (None: C order)."""
+    if keep_strides and value.size and not value.flags.c_contiguous:
+        low, high = np.lib.array_utils.byte_bounds(value)
+        if high - low <= VIEW_OVERHEAD * value.nbytes + 4096:
+            raw = np.empty(high - low, np.uint8)
+            ctypes.memmove(raw.ctypes.data, low, high - low)
+            first = value.__array_interface__["data"][0] - low
+            return raw, first, list(value.strides)
+    dtype = value.dtype.newbyteorder("<")
+    plain = np.array(value, dtype, order="C", copy=True if copies else None)
+    return plain.reshape(-1).view(np.uint8), 0, None
 
 
 class Decoder:
