@@ -11,6 +11,7 @@ from trapline.arena.challenge import load
 from trapline.arena.judge.checks import run_checks
 from trapline.arena.judge.reproduction import recorded, write_script
 from trapline.arena.process.local import LocalSubmission
+from trapline.arena.process.proxy import Stub
 from trapline.arena.process.transcript import Exchange, Transcript
 
 SEED = 11
@@ -47,6 +48,18 @@ def failing_calls(folder, challenge, trap_id):
         ("fused_softmax_topk", "strided-logits"),
         ("flash_attention_forward", "strides-ignored"),
         ("layer_norm_backward", "strided-x"),
+        ("fused_softmax_topk", "rescale-missing"),
+        ("fused_softmax_topk", "ties-across-tiles"),
+        ("fused_softmax_topk", "index-within-the-tile"),
+        ("fused_softmax_topk", "constant-in-the-sum"),
+        ("fused_softmax_topk", "logits-modified"),
+        ("fused_softmax_topk", "answer-overwritten-later"),
+        ("flash_attention_forward", "integers-in-one-array-accepted"),
+        ("layer_norm_backward", "output-overwrites-cache"),
+        ("layer_norm_backward", "cache-aliases-an-input"),
+        ("beam_search", "never-stops-early"),
+        ("beam_search", "prefixes-are-tuples"),
+        ("dflash", "cumulative-sum-in-single"),
     ],
 )
 def test_script_shows_the_bug(tmp_path, challenge, trap):
@@ -76,4 +89,26 @@ def test_array_comes_back_as_it_was_given(tmp_path, view):
     calls = recorded(Transcript([Exchange("f", (view,), {})]))
     answer = "def f(x):\n    return x.tolist(), x.strides, x.dtype.str\n"
     expected = f"{view.tolist(), view.strides, view.dtype.str}\n"
+    assert printed(tmp_path, calls, {"solution.py": answer}) == expected
+
+
+def test_calls_above_the_limit_are_not_kept():
+    noise = np.random.default_rng(0).bytes(1 << 17)
+    transcript = Transcript([Exchange("f", (np.frombuffer(noise, np.uint8),), {})])
+    assert recorded(transcript) == []
+    assert recorded(transcript, most=None)
+    zeros = Transcript([Exchange("f", (np.zeros(1 << 17, np.uint8),), {})])
+    assert recorded(zeros)
+
+
+def test_lent_function_answers_by_all_its_arguments(tmp_path):
+    """Two questions that print alike, one with a keyword, and one that was asked twice."""
+    answers = iter([1, 2, 3, 4, 5])
+    stub = Stub(lambda *_, **__: next(answers))
+    x = np.ones(2)
+    for args, kwargs in [((x,), {}), ((x + 1e-12,), {}), ((x,), {"k": 1}), ((7,), {}), ((7,), {})]:
+        stub.run("", args, kwargs)
+    calls = recorded(Transcript([Exchange("f", (stub, x), {}, answer=0)]))
+    answer = "def f(m, x):\n    return m(x + 1e-12), m(x), m(x, k=1), m(7), m(7)\n"
+    expected = "(2, 1, 3, 4, 5)\nthe functions of the grader were asked 5 times\n"
     assert printed(tmp_path, calls, {"solution.py": answer}) == expected

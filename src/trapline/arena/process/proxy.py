@@ -37,14 +37,15 @@ class Stub:
         self.functions = {**methods, **({"": function} if function else {})}
         #: Every call so far: method name ("" for the function itself) and positional arguments.
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.answers: list[Any] = []
+        #: What was asked and answered: method, positional and named arguments, answer.
+        self.heard: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if method not in self.functions:
             raise AttributeError(f"no method {method!r}")
         self.calls.append((method, args))
         answer = self.functions[method](*args, **kwargs)
-        self.answers.append(answer)
+        self.heard.append((method, args, kwargs, answer))
         return answer
 
 
@@ -213,6 +214,7 @@ class Submission:
         """
         self.make_later_calls()
         with self._recording(entry, args, kwargs, None) as exchange:
+            exchange.left = True
             exchange.answer = answer = self._ask_and_look(entry, args, kwargs, None)[:2]
         return answer
 
@@ -222,6 +224,7 @@ class Submission:
         """The answer, and whose memory it, or the object whose method is called, uses."""
         self.make_later_calls()
         with self._recording(entry, args, {}, on) as exchange:
+            exchange.looked = True
             exchange.answer, _, shared = self._ask_and_look(entry, args, {}, on)
         return exchange.answer, shared
 

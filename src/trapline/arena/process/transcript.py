@@ -15,6 +15,10 @@ class Exchange:
     on: Any = None
     #: The inputs came on the answer's stream, right before its work (GPU track).
     late: bool = False
+    #: The check looked at the arguments after the call; the answer is then a pair with them.
+    left: bool = False
+    #: The check looked whose memory the answer uses.
+    looked: bool = False
     answer: Any = None
     #: The exception's class name, "" when the call returned.
     raised: str = ""
