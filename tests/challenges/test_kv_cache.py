@@ -1,11 +1,42 @@
-"""What a diagnosis of KV caches compares, and what counts as not offered."""
+"""What a diagnosis of KV caches compares, what counts as not offered, and a full pool."""
 
 import numpy as np
+import pytest
 
+from trapline.arena.challenge import load
+from trapline.arena.judge.mutants import MutantHost
 from trapline.arena.process.transcript import Exchange, Transcript
 from trapline.challenges.kv_cache.cases import judged, not_offered
 
 SIZES = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 4, "block_size": 4, "num_blocks": 4}
+
+
+#: Bugs that show only when the pool is full, in a dense and in a paged cache.
+AT_A_FULL_POOL = (
+    "pool-limit-ignored",
+    "pages-beyond-the-pool",
+    "full-pool-overwrites-a-neighbour",
+    "failed-append-half-written",
+    "dense-free-leaks",
+)
+
+
+@pytest.fixture(scope="module")
+def host():
+    host = MutantHost(load("kv_cache"), 1)
+    yield host
+    host.close()
+
+
+@pytest.mark.parametrize("bug", AT_A_FULL_POOL)
+def test_decoder_beyond_capacity_notices_what_a_full_pool_does(host, bug):
+    assert host.run(bug, "a-decoder-goes-on-beyond-capacity").failed
+    assert not host.run(bug, "a-decoder-equals-recomputation").failed
+
+
+def test_decoder_goes_on_beyond_capacity_with_the_gold_solution(host):
+    files = load("kv_cache").solution_files()
+    assert not host.run_files(files, "a-decoder-goes-on-beyond-capacity").failed
 
 
 def refused(kind, bits=None, **changed):

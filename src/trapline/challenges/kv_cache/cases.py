@@ -479,18 +479,52 @@ def a_decoder_equals_recomputation(submission: Submission, rng: Rng) -> None:
     """Two layers with weights, over ragged prompts and past the first page, token by token."""
     for kind, bits in PLAIN:
         twin = Twin(submission, rng, kind, bits, page=4, pages=8)
-        weights = rng.standard_normal((2, 4, 8, 8)) / 3
+        weights = _weights(rng)
         for prompt in (3, 6):
             tokens = rng.standard_normal((prompt + 3, 8))
-            want = _recomputed(tokens, weights)
-            seq = twin.add()
-            done = 0
-            for n in (prompt, 1, 2):
-                got = _decoded(twin, seq, tokens[done : done + n], weights)
-                done += n
-                size = float(np.abs(want).max())
-                what = f"a decoder of two layers on a {kind} cache"
-                expect.close(got, want[done - n : done], atol=1e-9 * size, what=what)
+            _continues(twin, twin.add(), tokens, weights, 0, prompt, 1, 2)
+
+
+@case
+def a_decoder_goes_on_beyond_capacity(submission: Submission, rng: Rng) -> None:
+    """What no longer fits is refused and leaves no trace; a freed sequence makes room for it."""
+    for kind, bits in PLAIN:
+        twin = Twin(submission, rng, kind, bits, page=4, pages=5)
+        weights = _weights(rng)
+        short, long = rng.standard_normal((9, 8)), rng.standard_normal((21, 8))
+        first, second = twin.add(), twin.add()
+        _continues(twin, first, short, weights, 0, 3, 4)
+        _continues(twin, second, long, weights, 0, 6, 1, 5)
+        _has_no_room(twin, first, short[7:9], weights)  # there is room for one of the two
+        _continues(twin, first, short, weights, 7, 1)
+        _has_no_room(twin, second, long[12:13], weights)
+        twin.free(first)
+        _continues(twin, second, long, weights, 12, 1, 7)
+        _has_no_room(twin, second, long[20:21], weights)
+
+
+def _weights(rng: Rng) -> np.ndarray:
+    """Two layers with the projections of q, k, v and of what attention answers."""
+    return rng.standard_normal((2, 4, 8, 8)) / 3
+
+
+def _continues(
+    twin: Twin, seq: int, tokens: np.ndarray, weights: np.ndarray, done: int, *steps: int
+) -> None:
+    """From token number `done` on, so many tokens in each step, as without a cache."""
+    want = _recomputed(tokens, weights)
+    size = float(np.abs(want).max())
+    for n in steps:
+        got = _decoded(twin, seq, tokens[done : done + n], weights)
+        what = f"a decoder of two layers on a {twin.kind} cache"
+        expect.close(got, want[done : done + n], atol=1e-9 * size, what=what)
+        done += n
+
+
+def _has_no_room(twin: Twin, seq: int, tokens: np.ndarray, weights: np.ndarray) -> None:
+    """The first layer refuses these tokens."""
+    _, k, v = _projected(tokens, weights[0])
+    expect.raises(MemoryError, twin.cache.append, seq, 0, k, v)
 
 
 def _projected(x: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
