@@ -15,7 +15,8 @@ from trapline.arena.challenge import load, load_all
 from trapline.arena.runs.store import Store
 from trapline.cli.main import build
 
-CHALLENGE = "fused_softmax_topk"
+#: Graded in few seconds.
+CHALLENGE = "beam_search"
 VERBS = [
     *("challenges", "deploy", "grade", "duel", "rank", "report", "view"),
     *("certify", "replay", "lint", "memory"),
@@ -129,7 +130,7 @@ def graded(tmp_path_factory):
     shutil.copytree(load(CHALLENGE).solution, root / "field" / "gold" / CHALLENGE)
     broken = root / "field" / "broken" / CHALLENGE
     broken.mkdir(parents=True)
-    (broken / "solution.py").write_text("def softmax_topk(logits, k): raise ValueError(k)\n")
+    (broken / "solution.py").write_text("def beam_search(*args, **options): raise ValueError(0)\n")
     done = started("grade", "field", "--challenge", CHALLENGE, "--out", "run", "--json", cwd=root)
     assert done.returncode == 0, done.stderr
     return root, json.loads(done.stdout)
@@ -163,7 +164,7 @@ def test_a_bundle_is_replayed_and_a_changed_one_refused(graded, trapline):
         done = started("replay", bundle)
         assert done.returncode == 0, done.stdout + done.stderr
     changed = root / bundle.name
-    changed.write_text(bundle.read_text().replace("softmax_topk", "softmax_topl", 1))
+    changed.write_text(bundle.read_text().replace("beam_search(", "beam_searcher(", 1))
     done = trapline("replay", changed)
     assert done.returncode == 4
     assert "was changed" in done.stderr
