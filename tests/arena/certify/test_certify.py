@@ -44,8 +44,8 @@ def test_gold_is_graded_at_each_level_with_its_own_tests(sorting, level, monkeyp
 
 
 @pytest.fixture
-def with_traps(sorting, level, monkeypatch):
-    """A certifier whose first trap is another one."""
+def with_traps(sorting, level, monkeypatch, no_measures):
+    """A certifier whose first trap is another one. What is measured does not depend on traps."""
 
     def make(**changes):
         first, *others = sorting.traps
@@ -96,7 +96,7 @@ def test_edit_that_no_longer_matches_is_an_error(sorting):
         stale.plant(sorting.solution_files())
 
 
-def test_mechanical_mutants_fall(certifier):
+def test_mechanical_mutants_fall(certifier, no_measures):
     certificate = certifier.certify(mechanical=True)
     mutants = certificate.of("mechanical")
     survivors = [f.subject for f in mutants if not f.fell_to]
