@@ -1,7 +1,9 @@
 """Code that the inspector does not read is found and costs the `code` score."""
 
 import ast
+import io
 import os
+import pickle
 import zipfile
 
 import numpy as np
@@ -84,6 +86,47 @@ HIDDEN = {
     "import os\nos.environ['PYTHONPATH'] = '/tmp'": "import from another folder",
     "options = {'PYTHONPATH': '/tmp'}": "import from another folder",
     "import os\nos.environ['LD_PRELOAD'] = 'data'": "LD_PRELOAD",
+    "globals()['__buil' + 'tins__']": "computed text '__builtins__'",
+    "vars(print.__self__)['ex' + 'ec'](text)": "__self__",
+    "space['ex' + 'ec'](text)": "computed text 'exec'",
+    "FIRST = 'ex'\nspace[f'{FIRST}ec'](text)": "computed text 'exec'",
+    "getattr(f, ''.join(['__co', 'de__']))": "computed text '__code__'",
+    "getattr(f, '__edoc__'[::-1])": "computed text '__code__'",
+    "getattr(f, b'__code__'.decode())": "computed text '__code__'",
+    "getattr(f, '%s__' % '__code')": "computed text '__code__'",
+    "getattr(f, 'f_' + 'builtins')": "computed text 'f_builtins'",
+    "globals()[key](text)": "computed name of globals",
+    "space = globals()\nspace.get(key)": "computed name of globals",
+    "globals()[f'_{key}']": "computed name of globals",
+    "import numpy as np\nnp.__dict__[key]": "computed name of numpy",
+    "object.__getattribute__(f, '__globals__')": "__globals__",
+    "import sys\n[m for m in sys.modules.values()]": "sys.modules.values",
+    "import sys\nknown = sys.modules": "another name for sys.modules",
+    "import numpy as np\nload = np.load\nload('x', None, True)": "allow_pickle",
+    "import functools, numpy\nfunctools.partial(numpy.load, 'x', None, True)()": "allow_pickle",
+    "import numpy as np\nnp.load(*arguments)": "allow_pickle",
+    "import numpy as np\nLOADERS = [np.load]": "numpy.load",
+    "import numpy as np\nnp.lib.format.pickle.loads(data)": "pickle.loads",
+    "from numpy.lib.format import pickle": "numpy.lib.format.pickle",
+    "import os\nos.sys.modules['builtins']": "sys.modules['builtins']",
+    "import inspect\ninspect.get_annotations(f, eval_str=True)": "eval_str",
+    "import inspect\ninspect.signature(f, **{'eval_' 'str': True})": "computed arguments",
+    "f.__annotations__ = {'x': text}\ng.register(f)": "changed annotations",
+    "f.__annotations__['x'] = text": "changed annotations",
+    "f.__annotations__.update(x=text)": "changed annotations",
+    "setattr(f, '__annotations__', notes)": "__annotations__",
+    "from multiprocessing.connection import Connection": "multiprocessing.connection",
+    "import multiprocessing\na, b = multiprocessing.Pipe()\nb.send_bytes(data)": "send_bytes",
+    "c.replace(co_code=data)": "a code object with another co_code",
+    "__path__.append('/tmp')": "__path__",
+    "import engine\nengine.__path__ = ['/tmp']": "__path__",
+    "import sys\nwhere = sys.path\nwhere.append('/tmp')": "another name for sys.path",
+    "import sys\nadd(sys.path)": "another name for sys.path",
+    "import os, sys\nos.chdir('/tmp')\nsys.path.insert(0, '')": "import from another folder",
+    "import pytest\npytest.main(['/tmp/x'])": "pytest.main of other files",
+    "import timeit\ntimeit.main([text])": "timeit.main",
+    "import unittest\nunittest.TestLoader().discover('x')": "unittest.TestLoader",
+    "import codecs\ncodecs.register(find)": "codecs.register",
 }
 SUITE = """\
 from solution import answer
@@ -131,6 +174,32 @@ INNOCENT = [
     "import sys\nsys.path.insert(0, '..')\nprint(sys.path)",
     "import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))",
     "import os\nos.environ.get('PYTHONPATH')",
+    "import numpy as np\nload = np.load\nload('x.npy')",
+    "import numpy as np\narrays = list(map(np.load, files))",
+    "import functools, numpy as np\nread = functools.partial(np.load, mmap_mode='r')",
+    "globals()['table']",
+    "globals()[f'kernel_{size}'](x)",
+    "globals()['kernel_' + size](x)",
+    "globals()[name] = f",
+    "vars(self)[name]",
+    "self.__dict__[name]",
+    "NAME = 'a' + 'b'\nTEXT = f'{NAME} ' + ', '.join(['exec', 'eval'])",
+    "CHOICES = ('exec', 'compile')",
+    "getattr(f, '__annotations__', {})",
+    "print(f.__annotations__['x'])",
+    "import inspect\ninspect.signature(f).parameters",
+    "import inspect\ninspect.get_annotations(f, eval_str=False)",
+    "import functools\n@functools.singledispatch\ndef f(x): ...\n@f.register\ndef g(x: int): ...",
+    "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: 'int' = 0",
+    "from multiprocessing import Pool\nwith Pool(2) as pool:\n    pool.map(f, rows)",
+    "import sys\nfor place in sys.path:\n    print(place)",
+    "import sys\nprint(sys.path, 'x' in sys.path, 'numpy' in sys.modules)",
+    "import os, sys\nsys.path = [os.path.dirname(__file__), *sys.path]",
+    "import os\nos.chdir('/tmp')",
+    "import pytest\npytest.main([__file__, '-q'])",
+    "import pytest\npytest.main(['-q', 'solution.py'])",
+    "import unittest\nunittest.main()",
+    "text.encode().decode()[::-1].join(parts)",
 ]
 
 
@@ -174,6 +243,36 @@ def test_code_in_files_with_other_names_is_found(tmp_path):
     found = dict(one.rsplit(" ", 1) for one in findings("", tmp_path))
     archives = ("broken.bin", "data.bin", "more.npz", "solution.py")
     assert found == {**dict.fromkeys(archives, "archive"), "library.txt compiled": "code"}
+
+
+def test_pickles_are_found_under_any_name(tmp_path):
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        (tmp_path / f"weights{protocol}.bin").write_bytes(pickle.dumps(print, protocol))
+    plain = io.BytesIO()
+    np.save(plain, np.array([print], object), allow_pickle=True)
+    (tmp_path / "bare.dat").write_bytes(plain.getvalue().replace(b"'|O'", b"'O' "))
+    (tmp_path / "late.dat").write_bytes(
+        plain.getvalue().replace(b"'|O'", b"[('x', '<f4', (" + b"1," * 200 + b")), ('y', 'O')]")
+    )
+    np.savez(tmp_path / "table.npz", x=np.array([print], object))
+    found = dict(one.rsplit(" ", 1) for one in findings("", tmp_path))
+    names = [f"weights{protocol}.bin" for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    assert found == {
+        **dict.fromkeys([*names, "bare.dat", "late.dat"], "pickle"),
+        "table.npz": "archive",
+    }
+
+
+def test_numbers_and_texts_are_no_pickles(tmp_path):
+    fields = np.dtype([("a", "<f4", (2, 3)), ("b", [("c", "S5"), ("d", "M8[ns]")])])
+    arrays = [np.zeros(2, fields), np.array(["x"]), np.zeros(3, bool), np.zeros((), np.complex64)]
+    for number, array in enumerate(arrays):
+        np.save(tmp_path / f"{number}.npy", array)
+    np.savez_compressed(tmp_path / "all.npz", *arrays)
+    (tmp_path / "numbers.bin").write_bytes(np.arange(99.0).tobytes())
+    (tmp_path / "notes.txt").write_text("compile this\nand that\n. Then read on.\n")
+    (tmp_path / "empty").write_bytes(b"")
+    assert findings("", tmp_path) == []
 
 
 def test_own_module_called_code_is_not_a_finding(tmp_path):

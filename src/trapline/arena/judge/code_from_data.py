@@ -5,11 +5,15 @@ runs something else. Runs inside the sandbox, so it needs only the standard libr
 """
 
 import ast
+import io
 import os
+import pickletools
+import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import IO, Any, NamedTuple
 
 #: Modules whose purpose is to load or make code, and everything below them.
 MODULES = {
@@ -28,12 +32,23 @@ MODULES = {
     *("os.posix_spawn", "os.posix_spawnp", "pty", "_posixsubprocess", "asyncio.subprocess"),
     *("asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"),
     *("subprocess.getoutput", "subprocess.getstatusoutput", "multiprocessing.set_executable"),
+    *("multiprocessing.connection", "multiprocessing.managers", "numpy.lib._npyio_impl"),
+    *("numpy.lib._format_impl", "types.LambdaType", "typing.evaluate_forward_ref", "annotationlib"),
+    *("timeit.main", "unittest.TestLoader", "unittest.defaultTestLoader", "unittest.loader"),
+    *("sympy.parsing", "sympy.core.sympify", "codecs.register", "sys.setprofile"),
+    *(f"sys.modules.{how}" for how in ("values", "items", "copy", "pop", "popitem", "__getitem__")),
 }
+#: Modules that other modules hold: `numpy.lib.format.pickle` is `pickle`.
+HELD = {"sys", "os", "pickle", "marshal", "ctypes", "importlib", "builtins", "subprocess", "runpy"}
 #: Read versions and data files of installed packages, and load no code.
 INNOCENT = ("importlib.metadata", "importlib.resources")
-BUILTINS = {"exec", "eval", "compile", "__import__", "__builtins__", "__loader__", "__spec__"}
+BUILTINS = {
+    *("exec", "eval", "compile", "__import__", "__builtins__", "__loader__", "__spec__"),
+    *("__path__", "breakpoint"),
+}
 ATTRIBUTES = {
     *("__builtins__", "__loader__", "__subclasses__", "__globals__", "__code__"),
+    *("__self__", "__path__", "send_bytes"),
     *("exec_module", "load_module", "ctypeslib"),
     *("f_builtins", "f_globals", "f_code", "gi_code", "cr_code", "ag_code"),
 }
@@ -49,8 +64,51 @@ SPEAKERS = {"true", "false", "echo", "uname", "nproc", "lscpu", "nvidia-smi", "h
 TEST_RUNNERS = {"pytest", "unittest"}
 #: Change what a program loads when it starts.
 PRELOADS = {"LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONSTARTUP", "PYTHONHOME", "BASH_ENV"}
+#: Change the folder that a relative path means.
+MOVERS = ("os.chdir", "os.fchdir", "contextlib.chdir")
+#: Have a switch that runs data, which computed arguments could set.
+SWITCHED = ("numpy.load", "inspect.signature", "inspect.get_annotations")
+#: Texts that nobody writes who does not look for what they name.
+TEXTS = {
+    *(name for name in {*BUILTINS, *ATTRIBUTES} if name[:2] in ("__", "f_")),
+    *("allow_pickle", "__annotations__"),
+}
+GETTERS = ("get", "pop", "setdefault", "__getitem__")
+SETTERS = ("update", "setdefault", "__setitem__", "__ior__")
+#: Functions that keep none of their arguments.
+READERS = {
+    "print",
+    "list",
+    "len",
+    "str",
+    "repr",
+    "tuple",
+    "sorted",
+    "set",
+    "iter",
+    "enumerate",
+    "any",
+}
+#: What texts are put together with.
+TEXT_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "chr": chr,
+    "str": str,
+    "bytes": bytes,
+    "list": list,
+    "reversed": lambda text: text[::-1],
+}
+TEXT_METHODS = {
+    *("join", "replace", "lower", "upper", "swapcase", "title", "capitalize", "strip", "lstrip"),
+    *("rstrip", "removeprefix", "removesuffix", "format", "decode", "split", "casefold", "fromhex"),
+}
 #: What a path to the submission's own folder is computed with.
 PATH_TOOLS = ("os.path", "os.getcwd", "os.curdir", "os.pardir", "pathlib", "sys.path")
+#: How a file of `numpy.save` begins, and the types whose bytes are no pickle.
+ARRAY = b"\x93NUMPY"
+NUMBERS = re.compile(r"[<>|=]?[?bBiufcSUVmM][0-9]*(\[\w+\])?")
+LONGEST_HEADER = 1 << 20
+#: Instructions of a pickle that import or build by name.
+IMPORTING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"}
 SUFFIXES = (".so", ".pyd", ".dll", ".dylib", ".pyc", ".pyo", ".pkl", ".pickle", ".marshal")
 
 
@@ -81,37 +139,88 @@ def _files(folder: str) -> Iterator[str]:
 def _hidden_in(path: str) -> str:
     """What a file holds that can be executed, whatever its name says."""
     with open(path, "rb") as file:
-        start = file.read(256)
-    if start.startswith(b"\x7fELF"):
-        return "compiled code"
-    if zipfile.is_zipfile(path):
-        return "" if _only_arrays(path) else "archive"
-    is_array = path.endswith(".npy") or start.startswith(b"\x93NUMPY")
-    holds_numbers = start.startswith(b"\x93NUMPY") and b"'|O'" not in start
-    return "pickle" if is_array and not holds_numbers else ""
+        start = file.read(len(ARRAY))
+        if start.startswith(b"\x7fELF"):
+            return "compiled code"
+        if zipfile.is_zipfile(path):
+            return "" if _only_arrays(path) else "archive"
+        if start == ARRAY:
+            return "" if _holds_numbers(file) else "pickle"
+        file.seek(0)
+        return "pickle" if path.endswith(".npy") or _is_pickle(file) else ""
+
+
+def _holds_numbers(file: IO[bytes]) -> bool:
+    """Whether the header of an array, after its first six bytes, says only numbers and text."""
+    try:
+        major, _ = file.read(2)
+        length = int.from_bytes(file.read(2 if major == 1 else 4), "little")
+        types = _types(ast.literal_eval(file.read(min(length, LONGEST_HEADER)).decode())["descr"])
+        return all(NUMBERS.fullmatch(one) for one in types)
+    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
+        return False
+
+
+def _types(descr: object) -> Iterator[str]:
+    """The types in the description of an array: one, or (name, type, shape) of each field."""
+    if isinstance(descr, list):
+        for field in descr:
+            yield from _types(field[1])
+    elif isinstance(descr, tuple):  # a type and a shape
+        yield from _types(descr[0])
+    else:
+        yield str(descr)
+
+
+def _is_pickle(file: IO[bytes]) -> bool:
+    """A whole pickle that names something to import: numbers alone run nothing."""
+    names = False
+    try:
+        for opcode, argument, _ in pickletools.genops(file):
+            names |= opcode.name in IMPORTING and _is_name(argument)
+    except Exception:  # no pickle: the reader raises whatever the bytes lead it to
+        return False
+    return names
+
+
+def _is_name(argument: object) -> bool:
+    """Whether an instruction names a module and something in it; prose is no name."""
+    return not isinstance(argument, str) or bool(re.fullmatch(r"[\w.]+ [\w.]+", argument))
 
 
 def _only_arrays(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
-            return all(name.endswith(".npy") for name in archive.namelist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+            return all(_is_plain(archive, name) for name in archive.namelist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, RuntimeError, OSError):
         return False
+
+
+def _is_plain(archive: zipfile.ZipFile, name: str) -> bool:
+    if not name.endswith(".npy"):
+        return False
+    with archive.open(name) as file:
+        start = io.BytesIO(file.read(LONGEST_HEADER))
+    return start.read(len(ARRAY)) == ARRAY and _holds_numbers(start)
 
 
 def _in_module(tree: ast.Module, files: Collection[str]) -> Iterator[tuple[int, str]]:
     """Line and name of each place; `files` are the paths of the submission's modules."""
-    aliases = imported_names(tree)
+    module = _Module(imported_names(tree), _assigned_once(tree), files)
     own = {
         node.name
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     }
-    for node in ast.walk(tree):
-        line = getattr(node, "lineno", 0)
-        for what in _in_node(node, aliases, own):
+    for parent in ast.walk(tree):
+        line = getattr(parent, "lineno", 0)
+        for what in _in_node(parent, module, own):
             yield line, what
-    yield from _started(tree, _Module(aliases, _assigned_once(tree), files))
+        for node in ast.iter_child_nodes(parent):
+            for what in _in_place(node, parent, module):
+                yield getattr(node, "lineno", line), what
+    yield from _started(tree, module)
+    yield from _moved(tree, module)
 
 
 def imported_names(tree: ast.Module) -> dict[str, str]:
@@ -135,7 +244,14 @@ def dotted_name(node: ast.AST, aliases: dict[str, str]) -> str:
         node = node.value
     if not isinstance(node, ast.Name) or node.id not in aliases:
         return ""
-    return ".".join([aliases[node.id], *reversed(parts)])
+    return _held(".".join([aliases[node.id], *reversed(parts)]))
+
+
+def _held(name: str) -> str:
+    """`numpy.lib.format.pickle.loads` as `pickle.loads`."""
+    parts = name.split(".")
+    places = [place for place, part in enumerate(parts) if part in HELD]
+    return name if parts[0] == "asyncio" or not places else ".".join(parts[places[-1] :])
 
 
 def plain_imports(tree: ast.Module) -> set[str]:
@@ -155,7 +271,8 @@ def _plain_import(call: ast.Call, aliases: dict[str, str]) -> str:
     return str(first.value) if is_text else ""  # type: ignore[union-attr]
 
 
-def _in_node(node: ast.AST, aliases: dict[str, str], own: set[str]) -> Iterator[str]:
+def _in_node(node: ast.AST, module: "_Module", own: set[str]) -> Iterator[str]:
+    aliases = module.aliases
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if _loads_code(alias.name))
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -163,8 +280,6 @@ def _in_node(node: ast.AST, aliases: dict[str, str], own: set[str]) -> Iterator[
         yield from (name for name in whole if _loads_code(name))
     elif isinstance(node, ast.Name) and node.id in BUILTINS - own - set(aliases):
         yield node.id
-    elif isinstance(node, ast.Constant) and node.value in ("__builtins__", "__import__"):
-        yield str(node.value)
     elif isinstance(node, ast.Attribute):
         if node.attr in ATTRIBUTES:
             yield node.attr
@@ -172,9 +287,121 @@ def _in_node(node: ast.AST, aliases: dict[str, str], own: set[str]) -> Iterator[
             yield name
     elif isinstance(node, ast.Subscript) and dotted_name(node.value, aliases) == "sys.modules":
         yield from _in_modules(node.slice)
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        yield from _in_namespace(node.value, node.slice, module)
     elif isinstance(node, ast.Call):
-        yield from _in_call(node, aliases)
+        yield from _in_call(node, module)
         yield from _in_timer(node, aliases, own)
+
+
+def _in_place(node: ast.AST, parent: ast.AST, module: "_Module") -> Iterator[str]:
+    """What depends on where it stands, and texts that hide a name in pieces."""
+    if isinstance(node, ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript):
+        text = _computed_text(node, module)
+        yield from [f"the computed text {text!r}"] if text in {*BUILTINS, *TEXTS} else []
+    is_method = isinstance(parent, ast.Attribute)
+    if isinstance(node, ast.Constant) and node.value in TEXTS:
+        asks = isinstance(parent, ast.Call) and ast.unparse(parent.func) in ("getattr", "hasattr")
+        if not (asks and node.value == "__annotations__"):
+            yield str(node.value)
+    elif isinstance(node, ast.Attribute) and node.attr == "__annotations__":
+        # Text that is put there is run by whoever resolves the annotations.
+        is_set = not isinstance(getattr(parent, "ctx", None) or ast.Load(), ast.Load)
+        if is_set or not isinstance(node.ctx, ast.Load) or (is_method and parent.attr in SETTERS):  # type: ignore[attr-defined]
+            yield "changed annotations"
+    elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+        name = dotted_name(node, module.aliases)
+        if name in ("sys.path", "sys.modules") and not _only_reads(node, parent):
+            yield f"another name for {name}"
+
+
+def _only_reads(node: ast.AST, parent: ast.AST) -> bool:
+    """Whether a list or mapping is used where it stands, and not kept under another name."""
+    if isinstance(parent, ast.Call):
+        return ast.unparse(parent.func) in READERS or node is parent.func
+    if isinstance(parent, ast.Attribute):
+        return parent.attr not in ("__iadd__", "__imul__", "__ior__", "__getattribute__")
+    if isinstance(parent, ast.For | ast.comprehension):
+        return node is parent.iter
+    kept = ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.Return | ast.Yield | ast.arguments
+    return not isinstance(parent, kept | ast.List | ast.Tuple | ast.Dict | ast.Set | ast.keyword)
+
+
+def _in_namespace(value: ast.expr, key: ast.expr, module: "_Module") -> Iterator[str]:
+    """A name of a module that is looked up in its dictionary, by a text that cannot be read."""
+    space = module.value(value)
+    is_call = isinstance(space, ast.Call) and isinstance(space.func, ast.Name) and not space.args
+    name = space.func.id if is_call else ""  # type: ignore[union-attr]
+    if isinstance(space, ast.Attribute) and space.attr == "__dict__":
+        name = dotted_name(space.value, module.aliases)
+    elif name not in ("globals", "locals", "vars"):
+        return
+    if name and _computed_text(key, module) is None and not _is_harmless(key, module):
+        yield f"computed name of {name}"
+
+
+def _is_harmless(key: ast.expr, module: "_Module") -> bool:
+    """No text, or one that begins as no dangerous name does."""
+    if isinstance(key, ast.Constant | ast.Slice):
+        return True
+    parts = key.values if isinstance(key, ast.JoinedStr) else [getattr(key, "left", key)]
+    start = _computed_text(parts[0], module) if parts else None
+    return bool(start) and not any(name.startswith(str(start)) for name in {*BUILTINS, *TEXTS})
+
+
+def _computed_text(node: ast.AST, module: "_Module") -> str | None:
+    """The text that an expression of nothing but literals gives; None where it is not known."""
+    try:
+        found = _computed(node, module, 12)
+    except (ValueError, TypeError, IndexError, AttributeError, OverflowError, LookupError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _computed(node: ast.AST | None, module: "_Module", depth: int) -> Any:
+    """The value of a small expression over literals; ValueError for any other."""
+    if depth == 0:
+        raise ValueError("too deep")
+    known = partial(_computed, module=module, depth=depth - 1)
+    node = module.value(node)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes | int | None):
+        return node.value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [known(part) for part in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return known(node.left) + known(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        right = known(node.right)
+        return str(known(node.left)) % (tuple(right) if isinstance(right, list) else right)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(str, map(known, node.values)))
+    if isinstance(node, ast.FormattedValue) and node.format_spec is None:
+        return known(node.value)
+    if isinstance(node, ast.Call) and not node.keywords:
+        return _called_on_text(node, known)
+    return _part_of_text(node, known)
+
+
+def _part_of_text(node: ast.AST | None, known: Callable[[ast.AST], Any]) -> Any:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -known(node.operand)
+    if isinstance(node, ast.Slice):
+        ends = (node.lower, node.upper, node.step)
+        return slice(*(None if end is None else known(end) for end in ends))
+    if isinstance(node, ast.Subscript):
+        return known(node.value)[known(node.slice)]
+    raise ValueError("not a literal")
+
+
+def _called_on_text(call: ast.Call, known: Callable[[ast.AST], Any]) -> Any:
+    given = [known(argument) for argument in call.args]
+    if isinstance(call.func, ast.Name) and call.func.id in TEXT_FUNCTIONS:
+        return TEXT_FUNCTIONS[call.func.id](*given)
+    if isinstance(call.func, ast.Attribute) and call.func.attr in TEXT_METHODS:
+        text = known(call.func.value)
+        if isinstance(text, str | bytes):
+            return getattr(text, call.func.attr)(*given)
+    raise ValueError("not a literal")
 
 
 def _in_modules(key: ast.expr) -> Iterator[str]:
@@ -197,24 +424,45 @@ def _in_timer(call: ast.Call, aliases: dict[str, str], own: set[str]) -> Iterato
             yield name
 
 
-def _in_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
-    name = dotted_name(call.func, aliases)
+def _in_call(call: ast.Call, module: "_Module") -> Iterator[str]:
+    name, args = module.called(call.func), call.args
+    if name == "functools.partial" and args:
+        name, args = module.called(args[0]), args[1:]
     for keyword in call.keywords:
-        is_off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
-        if keyword.arg == "allow_pickle" and not is_off:
-            yield "allow_pickle"
-        elif keyword.arg == "weights_only" and name == "torch.load" and is_off:
-            yield "torch.load of whole objects"
-        elif keyword.arg is None and name == "numpy.load":
-            yield "numpy.load with computed arguments"
-    if name == "numpy.load" and len(call.args) > 2:
+        yield from _in_keyword(keyword, name)
+    if name == "numpy.load" and (len(args) > 2 or any(isinstance(a, ast.Starred) for a in args)):
         yield "allow_pickle"
     if name == "sys.modules.get":
-        yield from (what for key in call.args[:1] for what in _in_modules(key))
+        yield from (what for key in args[:1] for what in _in_modules(key))
     if name in ("operator.attrgetter", "operator.methodcaller"):
-        yield from (name for key in call.args[:1] if not isinstance(key, ast.Constant))
-    if isinstance(call.func, ast.Name) and call.func.id in ("getattr", "vars") and call.args:
-        yield from _in_lookup(call, aliases)
+        yield from (name for key in args[:1] if not isinstance(key, ast.Constant))
+    if name == "pytest.main" and not _runs_own_tests(args, module):
+        yield "pytest.main of other files"
+    if isinstance(call.func, ast.Name) and call.func.id in ("getattr", "vars", "setattr") and args:
+        yield from _in_lookup(call, module.aliases)
+    if isinstance(call.func, ast.Attribute) and call.func.attr in GETTERS and args:
+        yield from _in_namespace(call.func.value, args[0], module)
+
+
+def _in_keyword(keyword: ast.keyword, name: str) -> Iterator[str]:
+    """`name` is what is called."""
+    is_off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+    if keyword.arg in ("allow_pickle", "eval_str") and not is_off:
+        yield keyword.arg
+    elif keyword.arg == "weights_only" and name == "torch.load" and is_off:
+        yield "torch.load of whole objects"
+    elif keyword.arg is None and name in SWITCHED:
+        yield f"{name} with computed arguments"
+    elif (keyword.arg or "").startswith("co_"):
+        yield f"a code object with another {keyword.arg}"
+
+
+def _runs_own_tests(args: list[ast.expr], module: "_Module") -> bool:
+    words = module.value(args[0]) if args else ast.List(elts=[])
+    if not isinstance(words, ast.List | ast.Tuple):
+        return False
+    plain = (module.value(word) for word in words.elts)
+    return all((_text(w) or "").startswith("-") or not _unread_file(w, module) for w in plain)
 
 
 def _in_lookup(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
@@ -229,7 +477,8 @@ def _in_lookup(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
         yield f"computed name of {module}"
 
 
-def _loads_code(name: str) -> bool:
+def _loads_code(whole: str) -> bool:
+    name = _held(whole)
     if any(f"{name}.".startswith(f"{innocent}.") for innocent in INNOCENT):
         return False
     return any(f"{name}.".startswith(f"{module}.") for module in MODULES)
@@ -291,19 +540,39 @@ def _started(tree: ast.Module, module: _Module) -> Iterator[tuple[int, str]]:
     # Calls of an assigned name are followed to its value; a type is only named.
     judged = {id(part) for note in _annotations(tree) for part in ast.walk(note)}
     judged |= {id(value) for value in module.assigned.values()}
+    watched = {*STARTERS, "numpy.load"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            judged.add(id(node.func))
+            judged |= {id(node.func), *_judged_arguments(node, module)}
             if (name := module.called(node.func)) in STARTERS and (what := _unread(node, module)):
                 yield node.lineno, f"{name} of {what}"
         elif isinstance(node, ast.Attribute | ast.Name) and id(node) not in judged:
-            if isinstance(node.ctx, ast.Load) and (name := module.called(node)) in STARTERS:
+            if isinstance(node.ctx, ast.Load) and (name := module.called(node)) in watched:
                 yield node.lineno, name
         elif isinstance(node, ast.Constant) and node.value in PRELOADS:
             yield node.lineno, str(node.value)
         for path in _import_paths(node, module):
             if not _is_own_folder(path, module):
                 yield path.lineno, "import from another folder"
+
+
+def _moved(tree: ast.Module, module: _Module) -> Iterator[tuple[int, str]]:
+    """Leaves its folder and adds paths to import from, which may mean the new one."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    moves = [call for call in calls if module.called(call.func) in MOVERS]
+    if not any(True for node in ast.walk(tree) for _ in _import_paths(node, module)):
+        return
+    for call in moves:
+        if not all(_is_own_folder(place, module) for place in call.args):
+            yield call.lineno, "import from another folder"
+
+
+def _judged_arguments(call: ast.Call, module: _Module) -> Iterator[int]:
+    """`numpy.load` in `partial(numpy.load, …)`, which is judged as a call, and in `map`."""
+    is_map = isinstance(call.func, ast.Name) and call.func.id == "map" and len(call.args) == 2
+    is_call = is_map or module.called(call.func) == "functools.partial"
+    if is_call and call.args and module.called(call.args[0]) == "numpy.load":
+        yield id(call.args[0])
 
 
 def _annotations(tree: ast.Module) -> Iterator[ast.expr]:
