@@ -35,3 +35,8 @@ def ordinary(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(T=4, S=4), rng, False)
     attends(submission, *arguments[1:4], tile=4)
     differentiates(submission, arguments, tile=4)
+
+
+def one_key(submission: Submission, rng: np.random.Generator) -> None:
+    """One key, one tile: the sum of the weights is 1."""
+    attends(submission, *Shape(T=4, S=1).draw(rng), tile=4)

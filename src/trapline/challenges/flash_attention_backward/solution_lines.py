@@ -44,6 +44,11 @@ UNGUARDED = (
 )
 
 
+def in_both(mutant: Mutant) -> Mutant:
+    """A bug of the forward pass, with a backward pass that makes out and lse again."""
+    return edits(*mutant.edits, RECOMPUTE)
+
+
 def with_saved(*pairs: tuple[str, str]) -> tuple[Mutant, Mutant]:
     """A bug of both passes whose backward pass takes out and lse as they are given."""
     return edits(*pairs), edits(*pairs, UNBOUNDED)

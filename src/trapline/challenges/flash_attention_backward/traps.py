@@ -12,6 +12,7 @@ from trapline.challenges.flash_attention_backward import (
     traps_ranges,
     traps_shapes,
     traps_strides,
+    traps_tiles,
 )
 
 PARTS = (
@@ -26,4 +27,5 @@ PARTS = (
     traps_forward,
     traps_memory,
     traps_merging,
+    traps_tiles,
 )

@@ -11,10 +11,11 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import (
     BLIND_FORWARD,
+    one_key,
     ordinary,
     with_logits,
 )
-from trapline.challenges.flash_attention_backward.solution_lines import CHECKED, RECOMPUTE
+from trapline.challenges.flash_attention_backward.solution_lines import CHECKED, in_both
 from trapline.challenges.flash_attention_forward import traps_edges, traps_softmax, traps_tiles
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
 from trapline.challenges.flash_attention_forward.solution_lines import WEIGHTED
@@ -24,11 +25,6 @@ _CHECKED_FORWARD = (
     "    _check(q, k, v, tile)\n    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]\n    out"
 )
 _SCORES = "        scores = q @ k[cols].T\n"
-
-
-def _in_both(mutant: Mutant) -> Mutant:
-    """The bug in both passes."""
-    return edits(*mutant.edits, RECOMPUTE)
 
 
 def two_tiles(submission: Submission, rng: np.random.Generator, logits: list[float]) -> None:
@@ -45,7 +41,7 @@ def two_tiles(submission: Submission, rng: np.random.Generator, logits: list[flo
     severity="critical",
     story="Each tile is summed as if its maximum were the final one.",
     mutant=traps_softmax.nothing_rescaled.mutant,
-    also=[_in_both(traps_softmax.nothing_rescaled.mutant)],
+    also=[in_both(traps_softmax.nothing_rescaled.mutant)],
     seen=BLIND_FORWARD,
     control=ordinary,
 )
@@ -58,7 +54,7 @@ def nothing_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="The old part is corrected to the new maximum, the new part is not.",
     mutant=traps_tiles.new_tile_not_rescaled.mutant,
-    also=[_in_both(traps_tiles.new_tile_not_rescaled.mutant)],
+    also=[in_both(traps_tiles.new_tile_not_rescaled.mutant)],
     control=ordinary,
 )
 def new_tile_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
@@ -71,7 +67,7 @@ def new_tile_not_rescaled(submission: Submission, rng: np.random.Generator) -> N
     story="A mean that is divided by its sum in every tile has to be rescaled by the old sum over "
     "the new one, too.",
     mutant=traps_edges.mean_rescaled_as_a_sum.mutant,
-    also=[_in_both(traps_edges.mean_rescaled_as_a_sum.mutant)],
+    also=[in_both(traps_edges.mean_rescaled_as_a_sum.mutant)],
     seen=BLIND_FORWARD,
     control=ordinary,
 )
@@ -89,7 +85,7 @@ def mean_rescaled_as_a_sum(submission: Submission, rng: np.random.Generator) -> 
     story="A partial result is merged as if it were one key; with one tile there is nothing to "
     "merge.",
     mutant=traps_tiles.merge_forgets_the_sum.mutant,
-    also=[_in_both(traps_tiles.merge_forgets_the_sum.mutant)],
+    also=[in_both(traps_tiles.merge_forgets_the_sum.mutant)],
     seen=BLIND_FORWARD,
     control=ordinary,
 )
@@ -102,7 +98,7 @@ def merge_forgets_the_sum(submission: Submission, rng: np.random.Generator) -> N
     severity="critical",
     story="A partial result is a mean: its weight is its whole sum of exponentials.",
     mutant=traps_tiles.merged_by_maxima.mutant,
-    also=[_in_both(traps_tiles.merged_by_maxima.mutant)],
+    also=[in_both(traps_tiles.merged_by_maxima.mutant)],
     seen=BLIND_FORWARD,
     control=ordinary,
 )
@@ -115,7 +111,7 @@ def merged_by_maxima(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Right in the last tile and wrong for what came before it; one tile does not show it.",
     mutant=traps_tiles.normalised_in_every_tile.mutant,
-    also=[_in_both(traps_tiles.normalised_in_every_tile.mutant)],
+    also=[in_both(traps_tiles.normalised_in_every_tile.mutant)],
     control=ordinary,
 )
 def normalised_in_every_tile(submission: Submission, rng: np.random.Generator) -> None:
@@ -141,8 +137,8 @@ _SUM_OF_TILES = traps_softmax.tiles_averaged.mutant
     story="The tile size becomes part of the result: right only when all keys fit in one tile, as "
     "they do in small tests.",
     mutant=_MEAN_OF_TILES,
-    also=[_in_both(_MEAN_OF_TILES), _SUM_OF_TILES, _in_both(_SUM_OF_TILES)],
-    control=ordinary,
+    also=[in_both(_MEAN_OF_TILES), _SUM_OF_TILES, in_both(_SUM_OF_TILES)],
+    control=one_key,
 )
 def tiles_averaged(submission: Submission, rng: np.random.Generator) -> None:
     two_tiles(submission, rng, [0.0] * 4 + [4.0] * 4)
@@ -172,7 +168,7 @@ _PADDED, _PADDED_SHORT = _padded("tile"), _padded("min(tile, len(k))")
     story="The tail is padded with zeros; a zero key has score 0, which is large in a row whose "
     "real scores are negative.",
     mutant=_PADDED,
-    also=[_in_both(_PADDED), _PADDED_SHORT, _in_both(_PADDED_SHORT)],
+    also=[in_both(_PADDED), _PADDED_SHORT, in_both(_PADDED_SHORT)],
     control=ordinary,
 )
 def padded_keys_counted(submission: Submission, rng: np.random.Generator) -> None:
