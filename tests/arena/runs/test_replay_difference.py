@@ -1,10 +1,17 @@
 """What differs between a verdict and its replay."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
+from trapline.arena.judge.grade import grade
+from trapline.arena.judge.intake import Intake
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.judge.rubric import letter
 from trapline.arena.record import Cell, Dimension, Finding
-from trapline.arena.runs.replay import Replay, _differences
+from trapline.arena.runs import replay as replaying
+from trapline.arena.runs.replay import Replay, _differences, replay
 
 
 def _cell(score, **dimensions):
@@ -64,3 +71,45 @@ def test_finding_that_is_less_certain_is_a_difference():
     assert _differences(cell("confirmed"), cell("likely")) == [
         "findings: a (confirmed) before, a (likely) now"
     ]
+
+
+@pytest.fixture
+def without_answer(sorting, tmp_path, monkeypatch):
+    """Grades the starter of the sorting challenge, or nothing; its evidence can be replayed."""
+    monkeypatch.setattr(replaying, "load", lambda *_: sorting)
+    request = GradeRequest("somebody", "sorting", 1, tmp_path)
+
+    def make(with_starter=True, **why):
+        if with_starter:
+            starter = sorting.folder / "starter" / "solution.py"
+            tmp_path.joinpath("solution.py").write_text(starter.read_text())
+        return grade(replace(request, **why), sorting)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("why", "state"),
+    [
+        ({"unanswered": "refused: I would rather not (really)"}, "no_answer"),
+        ({"unanswered": "truncated: at 100 tokens"}, "no_answer"),
+        ({"with_starter": False}, "no_answer"),
+        ({"intake": Intake({}, "the name of the entrant's folder cannot be printed")}, "fail"),
+        ({"trouble": "the provider is down"}, "infra_error"),
+    ],
+)
+def test_evidence_without_an_answer_is_replayed_alike(without_answer, why, state):
+    bundle = without_answer(**why)
+    assert bundle.cell.state == state
+    again = replay(bundle, "process")
+    assert (again.differences, again.moved) == ([], {})
+    assert again.after.reason == bundle.cell.reason
+
+
+def test_answer_that_is_called_missing_is_graded(without_answer, gold_source):
+    """The evidence of an answer cannot be turned into one without."""
+    bundle = without_answer(unanswered="refused: no")
+    changed = bundle.model_copy(update={"files": {"solution.py": gold_source + "# mine\n"}})
+    assert "state: no_answer before, pass now (every contract case holds)" in (
+        replay(changed, "process").differences
+    )

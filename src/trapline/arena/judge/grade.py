@@ -30,7 +30,7 @@ from trapline.arena.judge.inspection import Inspection, code_dimension, forbidde
 from trapline.arena.judge.intake import Intake
 from trapline.arena.judge.mutants import MutantHost
 from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests, tests_once
-from trapline.arena.judge.request import GradeRequest, entry_files
+from trapline.arena.judge.request import NO_ANSWER, TROUBLE, GradeRequest, entry_files
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
 from trapline.arena.process.sandbox import scratch_folder
@@ -81,14 +81,14 @@ def grade(
     intake, verdict = request.read(), Verdict()
     try:
         if request.trouble:
-            raise ArenaError(f"there is no answer to grade: {request.trouble}")
+            raise ArenaError(f"{TROUBLE}{request.trouble}")
         if challenge.not_run:
             verdict.fail(challenge.not_run, "not_run")
         elif intake.is_empty:
             _refuse(challenge, verdict, intake.refused)
             verdict.state = "no_answer"
         elif request.unanswered and _is_starter(challenge, intake):
-            _refuse(challenge, verdict, f"the model gave no answer ({request.unanswered})")
+            _refuse(challenge, verdict, request.unanswered.join(NO_ANSWER))
             verdict.state = "no_answer"
         elif intake.refused:
             _refuse(challenge, verdict, intake.refused)

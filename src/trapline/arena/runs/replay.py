@@ -1,12 +1,13 @@
 """Grades an evidence bundle again: same bytes, same inputs, and the same verdicts expected."""
 
 from pathlib import Path
+from typing import Any
 
 from trapline.arena.challenge import load
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.grade import grade
-from trapline.arena.judge.intake import from_texts
-from trapline.arena.judge.request import GradeRequest
+from trapline.arena.judge.intake import Intake, from_texts
+from trapline.arena.judge.request import NO_ANSWER, TROUBLE, GradeRequest
 from trapline.arena.record import Bundle, Cell, Level, Record
 
 
@@ -75,10 +76,30 @@ def replay(bundle: Bundle, level: Level, trap_set: Path | None = None) -> Replay
         seed=before.seed,
         full=before.full,
         track=before.track,
-        intake=from_texts(bundle.files, bundle.binary_files),
+        intake=_intake(bundle),
+        **_without_answer(before),
     )
     after = grade(request, challenge).cell
     return Replay(before=before, after=after, differences=_differences(before, after))
+
+
+def _intake(bundle: Bundle) -> Intake:
+    """The submission's bytes; where none were taken, the reason of the cell says why."""
+    before = bundle.cell
+    taken = from_texts(bundle.files, bundle.binary_files)
+    if not taken.files and before.state in ("fail", "no_answer"):
+        return Intake({}, before.reason)
+    return taken
+
+
+def _without_answer(before: Cell) -> dict[str, Any]:
+    """Why there was no answer, as the request had it; it counts only if the bytes agree."""
+    beginning, end = NO_ANSWER
+    if before.state == "no_answer" and before.reason.startswith(beginning):
+        return {"unanswered": before.reason.removeprefix(beginning).removesuffix(end)}
+    if before.state == "infra_error" and before.reason.startswith(TROUBLE):
+        return {"trouble": before.reason.removeprefix(TROUBLE)}
+    return {}
 
 
 def _differences(before: Cell, after: Cell) -> list[str]:
