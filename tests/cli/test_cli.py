@@ -145,6 +145,7 @@ def test_the_grade_object(graded):
     assert set(gold["traps"].values()) == {"pass"}
     assert gold["score"] >= 90
     for cell in result["cells"]:
+        assert cell["answer"] == "given"
         assert {"entrant", "challenge", "track", "state", "score", "letter"} <= set(cell)
         assert {"isolation", "dimensions", "traps"} <= set(cell)
 

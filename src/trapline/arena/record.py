@@ -12,6 +12,8 @@ CheckState = Literal["pass", "fail", "sprung", "hidden", "crashed", "not_asked",
 Severity = Literal["critical", "major", "minor"]
 Certainty = Literal["confirmed", "likely"]
 FindingDimension = Literal["traps", "robustness"]
+#: Whether a model answered; `missing`: it said nothing that could be used.
+AnswerState = Literal["given", "refused", "truncated", "missing"]
 #: What an answer did with the planted flaw of its prompt; "" where the prompt has none.
 FlawOutcome = Literal["", "noticed", "followed", "neither"]
 CaseDimension = Literal["correctness", "robustness"]
@@ -196,6 +198,15 @@ class Cell(Record):
     @property
     def key(self) -> CellKey:
         return CellKey(self.entrant, self.challenge, self.track, self.attempt)
+
+    @property
+    def answer(self) -> AnswerState:
+        """Whether the model gave an answer, or why not; of `no_answer` its record says which."""
+        status = self.origin.status if self.origin else ""
+        if self.state == "no_answer":
+            known: dict[str, AnswerState] = {"refused": "refused", "truncated": "truncated"}
+            return known.get(status, "missing")
+        return "missing" if self.state == status == "infra_error" else "given"
 
     def fallen(self) -> list[str]:
         """The traps whose bugs are findings."""

@@ -293,6 +293,7 @@ def _brief(cell: Cell) -> dict[str, object]:
         "attempt": cell.attempt,
         "profile": cell.profile,
         "state": cell.state,
+        "answer": cell.answer,
         "score": cell.score,
         "letter": cell.letter,
         "isolation": cell.isolation,

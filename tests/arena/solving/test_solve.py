@@ -18,6 +18,7 @@ from trapline.arena.solving.deploy import deploy
 from trapline.arena.solving.endpoint import Endpoint, ProviderError, RateLimit, backoff
 from trapline.arena.solving.solve import Assignment, is_done, read_record, solve_all
 from trapline.arena.solving.solvers import CUT_OFF, AgentSolver, EndpointSolver, Price
+from trapline.cli.grade import _brief
 
 KEY = "sk-test-3f9c2b7d8e1a4c5f6b7a"
 
@@ -136,11 +137,15 @@ def test_sampling_is_sent_and_recorded(provider, endpoint, assignment, good_repl
 
 
 @pytest.mark.parametrize(
-    ("finish", "status"),
-    [("length", "truncated"), ("content_filter", "refused"), ("stop", "no_answer")],
+    ("finish", "status", "answer"),
+    [
+        ("length", "truncated", "truncated"),
+        ("content_filter", "refused", "refused"),
+        ("stop", "no_answer", "missing"),
+    ],
 )
 def test_reason_without_an_answer_is_a_state(
-    provider, endpoint, assignment, level, monkeypatch, finish, status
+    provider, endpoint, assignment, level, monkeypatch, finish, status, answer
 ):
     provider.replies, provider.finish = ["I would rather"], finish
     (record,) = solve(assignment, EndpointSolver(endpoint, level))
@@ -151,6 +156,8 @@ def test_reason_without_an_answer_is_a_state(
     bundle = grade.grade(replace(entry, level=level, seed=3), assignment.challenge)
     assert (bundle.cell.state, bundle.cell.score) == ("no_answer", 0.0)
     assert bundle.cell.origin.status == status
+    told = _brief(bundle.cell)
+    assert (told["state"], told["answer"]) == ("no_answer", answer)
     assert status in bundle.cell.reason
     assert [step["source"] for step in bundle.raw["transcript"]] == ["system", "user", "agent"]
 

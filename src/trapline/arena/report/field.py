@@ -26,9 +26,8 @@ WORDS = {
 
 def word(state: str, attempts: Sequence[Cell]) -> str:
     """The word for a state; why there is no answer, where the first attempt says so."""
-    origin = attempts[0].origin if attempts else None
-    if state == "no_answer" and origin and origin.status in ("refused", "truncated"):
-        return origin.status
+    if state == "no_answer" and attempts and attempts[0].answer in ("refused", "truncated"):
+        return attempts[0].answer
     return WORDS.get(state, state.replace("_", " "))
 
 
