@@ -60,3 +60,12 @@ def test_unmeasured_cells_end_with_a_report_and_their_exit_code(tmp_path, monkey
     out = tmp_path / "run"
     assert run("--out", str(out)).exit_code == INCOMPLETE
     assert calls == [(EXAMPLE_FIELD, str(out)), (str(out), out / "report")]
+
+
+def test_level_is_chosen(tmp_path, monkeypatch):
+    levels = []
+    monkeypatch.setattr(demo, "grade", lambda *_, isolation, **__: levels.append(isolation))
+    monkeypatch.setattr(demo, "report", lambda *_, **__: None)
+    assert run("--out", str(tmp_path / "run"), "--isolation", "landlock").exit_code == 0
+    assert run("--out", str(tmp_path / "run")).exit_code == 0
+    assert levels == ["landlock", None]

@@ -12,6 +12,7 @@ from trapline.arena.certify.red_team import PUBLISHED_RED_TEAM
 from trapline.arena.errors import MissingError
 from trapline.arena.runs.field import EXAMPLE_FIELD
 from trapline.cli.grade import grade
+from trapline.cli.isolation import Isolation
 from trapline.cli.report import report
 
 EXAMPLE = "trapline demo --challenge kv_cache"
@@ -23,6 +24,7 @@ def demo(
     ] = Path("runs/demo"),
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time.")] = None,
+    isolation: Isolation = None,
 ) -> None:
     """Grade the example field and write its report.
 
@@ -34,7 +36,14 @@ def demo(
     output_paths.folder(out, "a run")
     unmeasured: typer.Exit | None = None
     try:
-        grade(EXAMPLE_FIELD, challenge, out=str(out), jobs=jobs, same_draws=True)
+        grade(
+            EXAMPLE_FIELD,
+            challenge,
+            out=str(out),
+            jobs=jobs,
+            same_draws=True,
+            isolation=isolation,
+        )
     except typer.Exit as error:  # some cells were not measured; the report shows the others
         unmeasured = error
     report(

@@ -11,6 +11,7 @@ from trapline.arena.runs.replay import replay as grade_again
 from trapline.arena.runs.run import choose_level
 from trapline.arena.runs.store import read_bundle
 from trapline.cli.exit_codes import NOT_HELD
+from trapline.cli.isolation import Isolation
 from trapline.cli.reading import opened
 
 EXAMPLE = (
@@ -33,10 +34,11 @@ def replay(
     traps: Annotated[
         Path | None, typer.Option(help="The private trap set that graded it, retired or not.")
     ] = None,
+    isolation: Isolation = None,
 ) -> None:
     """Grade an evidence bundle again; exit code 4 when it was changed or the verdicts differ."""
     try:
-        result = grade_again(read_evidence(bundle, run), choose_level(), traps)
+        result = grade_again(read_evidence(bundle, run), choose_level(None, isolation), traps)
     except (UsageError, MissingError, InterruptedRunError):
         raise
     except ArenaError as error:

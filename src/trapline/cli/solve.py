@@ -17,6 +17,7 @@ from trapline.arena.solving.solve import Assignment, Solver, solve_all
 from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price
 from trapline.cli.deploy import Variant, asked_challenges
 from trapline.cli.exit_codes import INCOMPLETE
+from trapline.cli.isolation import Isolation
 
 EXAMPLE = "trapline solve field --endpoint http://localhost:8000/v1 --model my-model"
 
@@ -78,6 +79,7 @@ def solve(
     budget_usd: Annotated[
         float | None, typer.Option(min=0, help="Stop when this amount is spent.")
     ] = None,
+    isolation: Isolation = None,
 ) -> None:
     """Fill workspaces of a field; the same command resumes where it stopped.
 
@@ -87,8 +89,8 @@ def solve(
     if from_predictions is not None:
         _refuse_beside_predictions(model, entrant, track)
     price = Price(input_usd, output_usd)
-    if endpoint is None and (rounds > 1 or per_minute is not None or price != Price()):
-        raise UsageError("--rounds, --per-minute and prices need --endpoint")
+    if endpoint is None and (rounds > 1 or per_minute or isolation or price != Price()):
+        raise UsageError("--rounds, --per-minute, --isolation and prices need --endpoint")
     sampling = _sampling(
         endpoint,
         temperature=temperature,
@@ -109,7 +111,7 @@ def solve(
         if endpoint is not None:
             rate = RateLimit(per_minute)
             remote = Endpoint(endpoint, model, timeout=seconds, rate=rate, sampling=sampling)
-            solver = EndpointSolver(remote, choose_level(), rounds, price)
+            solver = EndpointSolver(remote, choose_level(None, isolation), rounds, price)
         else:
             solver = _agent(agent, agent_cmd, model, seconds)
         name = check_entrant(entrant) if entrant else entrant_of(model)
