@@ -17,6 +17,7 @@ from trapline.arena.certify.diagnosis import (
     DiagnosisCertifier,
     write_dictionary,
 )
+from trapline.arena.certify.diagnosis_matrix import diagnosis_matrix, found_in_words
 from trapline.arena.certify.kill_matrix import kill_matrix
 from trapline.arena.certify.red_team import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.challenge import Challenge, load, load_all, refuse_unknown_profile
@@ -88,7 +89,7 @@ def certify(
             "--red-team runs the whole red team: remove --challenge, --mechanical and --traps"
         )
     if write is not None:
-        output_paths.file(write, "the kill matrix")
+        output_paths.file(write, "the matrix")
     level = choose_level(required, isolation)
     if red_team:
         _certify_by_attack(level, track, write, seed, as_json)
@@ -98,7 +99,8 @@ def certify(
         _write_dictionaries(chosen, seed or 0)
         return
     if diagnosis:
-        _certify_diagnosis(chosen, seed, pairs, MECHANICAL_SAMPLE if mechanical else 0, as_json)
+        sample = MECHANICAL_SAMPLE if mechanical else 0
+        _certify_diagnosis(chosen, seed, pairs, sample, write, as_json)
         return
     levels = probe() if isolation is None else (level,)
     certificates = [_certify(one, level, levels, seed, mechanical) for one in chosen]
@@ -163,7 +165,12 @@ def _write_dictionaries(chosen: list[Challenge], seed: int) -> None:
 
 
 def _certify_diagnosis(
-    chosen: list[Challenge], seed: int | None, pairs: int, mechanical: int, as_json: bool
+    chosen: list[Challenge],
+    seed: int | None,
+    pairs: int,
+    mechanical: int,
+    write: Path | None,
+    as_json: bool,
 ) -> None:
     """Every named bug must lead with its own finding, and right answers have none."""
     certificates = []
@@ -176,6 +183,8 @@ def _certify_diagnosis(
                 certificates.append(
                     certifier.certify(subjects, lambda _, task=task: progress.advance(task))  # type: ignore[misc]
                 )
+            if write is not None:  # after each one: a challenge takes minutes
+                write.write_text(diagnosis_matrix(certificates), encoding="utf-8")
             if not as_json:
                 _print_diagnosis(certificates[-1])
     if as_json:
@@ -190,9 +199,8 @@ def _print_diagnosis(certificate: DiagnosisCertificate) -> None:
     for name, value in summary.items():
         print(f"  {name.replace('_', ' ')}: {value:g}")
     for diagnosed in [*certificate.mutants, *certificate.pairs, *certificate.right]:
-        if not (diagnosed.leads and diagnosed.named) or diagnosed.accused:
-            found = ", ".join(f"{f.cause} ({f.certainty})" for f in diagnosed.findings)
-            print(f"  {diagnosed.subject}: {found or 'no finding'}")
+        if not diagnosed.is_exact:
+            print(f"  {diagnosed.subject}: {found_in_words(diagnosed)}")
 
 
 def _certify(

@@ -1,9 +1,13 @@
 """The certificate of the diagnosis fails when any of its goals is missed."""
 
 import pytest
+from typer.testing import CliRunner
 
 from trapline.arena.certify.diagnosis import Diagnosed, DiagnosisCertificate, DiagnosisCertifier
+from trapline.arena.certify.diagnosis_matrix import diagnosis_matrix
 from trapline.arena.record import Finding
+from trapline.cli import certify as cli
+from trapline.cli.main import build
 
 
 def finding(cause, certainty="confirmed", severity="major"):
@@ -68,3 +72,34 @@ def test_subjects_are_right_answers_bugs_pairs_and_mechanical_mutants(sorting):
         found = certifier.certify(list(certifier.subjects(0))).summary()
     assert found["right_answers_with_findings"] == 0
     assert found["mutants"] == forms
+
+
+def test_findings_beyond_its_own_are_counted_even_without_a_name():
+    likely = Diagnosed(subject="l", carries=["a"], findings=[finding("a", certainty="likely")])
+    mutants = [diagnosed(["a"], "a"), diagnosed(["a"], "a", "unnamed", "unnamed"), likely]
+    found = certificate(mutants=[*mutants, diagnosed(["a"], "a", "b")]).summary()
+    assert found["exactly_their_own_finding"] == 0.25
+    assert found["unnamed_findings_a_mutant"] == 0.5
+    assert found["own_finding_confirmed"] == 0.75
+
+
+def test_matrix_lists_each_mutant_whose_findings_are_not_exactly_its_own():
+    extra = Diagnosed(subject="extra", carries=["a"], findings=[finding("a"), finding("unnamed")])
+    lost = Diagnosed(subject="a + b", carries=["a", "b"], findings=[])
+    given = [certificate(mutants=[diagnosed(["a"], "a"), extra], pairs=[lost]), certificate()]
+    lines = diagnosis_matrix(given).splitlines()
+    (heading,) = [line for line in lines if line.startswith("| challenge")]
+    rows = [line for line in lines if line.startswith("| x |")]
+    assert {row.count("|") for row in rows} == {heading.count("|")}
+    assert rows[0] == "| x | 1 | 2 | 1 | 1 | 0.5 | 0 | 1 | 0 | 0 | 20 | 1 | 1 |"
+    assert "| extra | a (confirmed), unnamed (confirmed) |" in lines
+    assert "| a + b | no finding |" in lines
+    assert lines[-1] == "All findings are exactly those of the bugs."
+
+
+def test_matrix_is_written(tmp_path, sorting, monkeypatch):
+    monkeypatch.setattr(cli, "_chosen", lambda *_: [sorting])
+    monkeypatch.setattr(DiagnosisCertifier, "certify", lambda *_: certificate())
+    args = ["certify", "--diagnosis", "--pairs", "0", "--write", str(tmp_path / "matrix.md")]
+    assert CliRunner().invoke(build("certify"), args).exit_code == 0
+    assert (tmp_path / "matrix.md").read_text() == diagnosis_matrix([certificate()])

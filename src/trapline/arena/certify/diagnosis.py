@@ -51,8 +51,23 @@ class Diagnosed(Record):
         return first.cause in self.carries and first.certainty == "confirmed"
 
     @property
+    def is_exact(self) -> bool:
+        """The findings are its bugs, confirmed, and nothing else: no other name, none unnamed."""
+        confirmed = [f.cause for f in self.findings if f.certainty == "confirmed"]
+        return sorted(confirmed) == sorted(self.carries) and len(confirmed) == len(self.findings)
+
+    @property
+    def confirms(self) -> bool:
+        """Each bug that it carries is a finding, confirmed."""
+        return set(self.carries) <= {f.cause for f in self.findings if f.certainty == "confirmed"}
+
+    @property
     def named(self) -> bool:
         return set(self.carries) <= set(self.causes)
+
+    @property
+    def unnamed(self) -> int:
+        return sum(finding.cause == "unnamed" for finding in self.findings)
 
     @property
     def accused(self) -> list[Finding]:
@@ -74,6 +89,9 @@ class DiagnosisCertificate(Record):
         return {
             "mutants": len(self.mutants),
             "lead_with_their_own_finding": _share([d.leads for d in self.mutants]),
+            "own_finding_confirmed": _share([d.confirms for d in self.mutants]),
+            "exactly_their_own_finding": _share([d.is_exact for d in self.mutants]),
+            "unnamed_findings_a_mutant": _mean([d.unnamed for d in self.mutants]),
             "accusations_of_others_a_mutant": _mean([len(d.accused) for d in self.mutants]),
             "critical_accusations_of_others": sum(
                 finding.severity == "critical" for d in self.mutants for finding in d.accused
