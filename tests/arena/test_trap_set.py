@@ -66,6 +66,14 @@ def test_private_traps_join_the_challenges_own(make_set, sorting):
     assert with_set(make_set(challenge="another")).digest == sorting.digest
 
 
+def test_critical_trap_must_say_where_its_bug_was_seen(make_set):
+    critical = TRAPS.replace('"major"', '"critical"')
+    with pytest.raises(UsageError, match="only-the-first-64 is critical, but `seen` does not"):
+        _ = with_set(make_set(critical)).traps
+    seen = critical.replace("    story=", '    seen="a review",\n    story=')
+    assert with_set(make_set(seen)).traps[-1].severity == "critical"
+
+
 def test_certified_set_is_accepted(make_set, level):
     refuse_bad_traps(with_set(make_set()), level)
 

@@ -84,6 +84,12 @@ class TrapSet:
         found = collect(self._module(challenge), Trap)
         if not found:
             raise UsageError(f"{self.path(challenge)} has no function with the decorator @trap")
+        for trap in found:
+            if trap.severity == "critical" and not trap.seen:
+                raise UsageError(
+                    f"{self.path(challenge)}: the trap {trap.id} is critical, but `seen` does not "
+                    "say where its bug was seen: a constructed bug can be major or minor"
+                )
         return [replace(trap, run=_varied(trap.run, self.plan.variants)) for trap in found]
 
     def name(self, challenge: str) -> TrapSetName | None:

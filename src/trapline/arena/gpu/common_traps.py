@@ -9,6 +9,8 @@ from trapline.arena.gpu.checks import Rng, leaves_inputs_alone, with_late_inputs
 from trapline.arena.judge.traps import Check, Mutant, Trap, trap
 from trapline.arena.process.proxy import Submission
 
+SEEN_AS = "on the CPU track, as "
+
 
 @dataclass(frozen=True)
 class EntryTraps:
@@ -29,7 +31,7 @@ class EntryTraps:
 
         return trap(
             catches="an answer remembered for this shape or this address",
-            severity="critical",
+            severity="major",
             story=f"The next {what} lies in the same memory and has other values.",
             mutant=mutants.stale_answer(self.last, self.entry, self.outputs),
             control=self.control,
@@ -49,7 +51,7 @@ class EntryTraps:
 
         return trap(
             catches="an answer remembered by a few of the values",
-            severity="critical",
+            severity="major",
             story=story,
             mutant=mutants.fingerprint(self.last, self.entry, self.outputs),
             control=self.control,
@@ -69,7 +71,7 @@ class EntryTraps:
 
         return trap(
             catches=catches,
-            severity="critical",
+            severity="major",
             story=story,
             mutant=mutants.modified_input(self.last, self.entry, place),
             control=self.control,
@@ -83,11 +85,16 @@ class EntryTraps:
 
         return trap(
             catches="work is launched on a stream of its own, which does not wait for the caller's",
-            severity="critical",
+            severity="major",
             story="The inputs are still being written on the caller's stream.",
             mutant=mutants.wrong_stream(self.last, self.entry),
             control=self.control,
         )(wrong_stream)
+
+
+def seen_on_cpu(trap_id: str) -> str:
+    """Where the bug was seen: as this trap of the same challenge on the CPU track."""
+    return f"{SEEN_AS}{trap_id}"
 
 
 def read_as_float16(ask: Check, mutant: Mutant, control: Check) -> Trap:
@@ -98,7 +105,7 @@ def read_as_float16(ask: Check, mutant: Mutant, control: Check) -> Trap:
 
     return trap(
         catches="bfloat16 is read as float16",
-        severity="critical",
+        severity="major",
         story="Both have two bytes; a launcher that looks at the size alone takes one for the "
         "other.",
         mutant=mutant,

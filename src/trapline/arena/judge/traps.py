@@ -48,7 +48,8 @@ class Trap:
     run: Check
     #: What a finding of this trap lowers: `robustness` when the bug is accepting bad input.
     dimension: FindingDimension = "traps"
-    #: Where the bug was seen, such as a published answer or a public issue; "" when constructed.
+    #: Where the bug was seen, such as a published answer or a public issue; "" when constructed,
+    #: and then it is never critical.
     seen: str = ""
     #: The nearest situation without the bug's trigger: the trap accuses only if this passes.
     control: Check | None = None

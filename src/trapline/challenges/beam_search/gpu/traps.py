@@ -8,7 +8,7 @@ from trapline.arena.gpu.checks import (
     small_large_small,
     spaced,
 )
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.gpu.cases import Problem, ask, problem
@@ -29,7 +29,7 @@ def ordinary(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="continuations are ranked by their own log-probability",
-    severity="critical",
+    severity="major",
     story="The sum of the beam belongs to the score of each of its continuations.",
     mutant=edit(_SUM, "x = x + 0.0 * tl.load(sums + row)"),
 )
@@ -39,7 +39,7 @@ def sums_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="all prompts get the sums of the first",
-    severity="critical",
+    severity="major",
     story="The offset of the prompt is missing from an address.",
     mutant=edit(_SUM, "x = x + tl.load(sums + beam)"),
     control=ordinary,
@@ -52,7 +52,7 @@ def sums_of_the_first_prompt(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the last tokens are dropped where V is not a multiple of four",
-    severity="critical",
+    severity="major",
     story="16-byte loads read V // 4 vectors, and nothing reads the rest.",
     mutant=edit("(columns < V)", "(columns < tl.maximum(V // 4 * 4, 1))"),
     control=ordinary,
@@ -66,7 +66,7 @@ def tail_tokens_dropped(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="tokens are numbered from 0 in every chunk of a row",
-    severity="critical",
+    severity="major",
     story="The chunk's offset is missing from the token that is kept.",
     mutant=edit(_COLUMN, "candidate = beam * V + lanes"),
     control=ordinary,
@@ -79,7 +79,7 @@ def token_within_the_chunk(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the parent is missing from a continuation",
-    severity="critical",
+    severity="major",
     story="Continuations of later beams are attributed to the first one.",
     mutant=edit(_COLUMN, "candidate = columns"),
     control=ordinary,
@@ -92,7 +92,7 @@ def parent_lost(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="each beam contributes a limited number of continuations",
-    severity="critical",
+    severity="major",
     story="All W winners may come from one beam, and from one lane of it.",
     mutant=edit("while (count > ROOM) &", "while (count > BLOCK) &"),
     control=ordinary,
@@ -133,6 +133,7 @@ def ties_by_later_place(submission: Submission, rng: Rng) -> None:
         '    inside = inside & (x >= -float("inf"))\n',
     ),
     control=ordinary,
+    seen=seen_on_cpu("zero-probability-lives-on"),
 )
 def impossible_continuations(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 2, 4, 10)
@@ -147,6 +148,7 @@ def impossible_continuations(submission: Submission, rng: Rng) -> None:
     story="Its sum is −inf; replaced by a large negative number it comes back.",
     mutant=edit(_SUM, "x = x + tl.maximum(tl.load(sums + row), -1e30)"),
     control=ordinary,
+    seen=seen_on_cpu("finished-beam-expanded"),
 )
 def dead_beam_continued(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 1, 4, 2)
@@ -191,7 +193,7 @@ def integers(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="sums are kept in half precision",
-    severity="critical",
+    severity="major",
     story="After a few hundred tokens sums differ in digits that float16 and bfloat16 lack.",
     mutant=edit(_SUM, "x = (x + tl.load(sums + row)).to(tl.float16).to(tl.float32)"),
     control=integers,
@@ -206,7 +208,7 @@ def sums_in_half(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows are taken to be V apart",
-    severity="critical",
+    severity="major",
     story="Log-probabilities are a slice of a matrix with a spaced vocabulary.",
     mutant=edit("*log_probs.stride()[:2], chunks", "W * V, V, chunks"),
     control=ordinary,
@@ -218,7 +220,7 @@ def row_stride_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="unused slots of the candidates' buffer keep what was there before",
-    severity="critical",
+    severity="major",
     story="A workspace is kept between calls and not cleared.",
     mutant=edits(
         (_FILL, ""),
@@ -267,7 +269,7 @@ inputs_modified = _SHARED.inputs_modified(
 
 @trap(
     catches="prompts beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="Prompts in the second or third dimension of a launch, which end at 65535.",
     mutant=edit("_merge_kernel[(B,)]", "_merge_kernel[(min(B, 65535),)]"),
     control=ordinary,
@@ -278,7 +280,7 @@ def prompts_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: rows beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="row * stride overflows an int; 4096 prompts of 8 beams over 65536 tokens suffice.",
     mutant=edit("batch * batch_stride", "batch.to(tl.int32) * batch_stride.to(tl.int32)"),
     control=ordinary,

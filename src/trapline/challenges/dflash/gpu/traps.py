@@ -4,7 +4,7 @@ import numpy as np
 
 from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import Rng, far_apart, spaced
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.gpu.cases import Sizes, ask, problem
@@ -39,6 +39,7 @@ def a_star(submission: Submission, rng: Rng) -> None:
     story="A causal mask lets branches see each other; the two agree on a chain.",
     mutant=edit(_OWN, "row = lanes <= node"),
     control=a_chain,
+    seen=seen_on_cpu("mask-causal"),
 )
 def branches_see_each_other(submission: Submission, rng: Rng) -> None:
     p = problem(rng, Sizes(N=6))
@@ -55,6 +56,7 @@ def branches_see_each_other(submission: Submission, rng: Rng) -> None:
         "        above = -1 + 0 * above\n",
     ),
     control=a_star,
+    seen=seen_on_cpu("mask-parent-only"),
 )
 def grandparents_missing(submission: Submission, rng: Rng) -> None:
     p = problem(rng, Sizes(N=5))
@@ -83,6 +85,7 @@ def deep_branch(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The walk starts at the parent.",
     mutant=edit(_OWN, "row = (lanes == node) & (lanes < 0)"),
+    seen=seen_on_cpu("mask-without-self"),
 )
 def own_key_hidden(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(N=5)))
@@ -90,7 +93,7 @@ def own_key_hidden(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the last row of the prefix is not seen",
-    severity="critical",
+    severity="major",
     story="It is the root of the tree, which belongs to the committed rows.",
     mutant=edit("(keys < prefix))[None, :] |", "(keys < prefix - 1))[None, :] |"),
 )
@@ -100,7 +103,7 @@ def root_hidden(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the ancestors are looked up without the prefix subtracted",
-    severity="critical",
+    severity="major",
     story="Key L + j belongs to node j; without a prefix the two agree.",
     mutant=edit("own + (keys - prefix)[None, :]", "own + (keys % N)[None, :]"),
 )
@@ -111,7 +114,7 @@ def prefix_not_subtracted(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="all trees of a batch get the ancestors of the first",
-    severity="critical",
+    severity="major",
     story="The offset of the tree is missing from an address.",
     mutant=edit("own = seen + (batch * N + node)[:, None] * N", "own = seen + node[:, None] * N"),
     control=a_chain,
@@ -139,7 +142,7 @@ def parents_stride_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="query heads take the key heads in turn",
-    severity="critical",
+    severity="major",
     story="Query head h reads key head h // (H / G), not h mod G.",
     mutant=edit(
         "head, node = group * members + rows // N, rows % N",
@@ -153,7 +156,7 @@ def group_in_turn(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="parts of the keys are added without being brought to a common maximum",
-    severity="critical",
+    severity="major",
     story="Each part's sum is relative to its own maximum.",
     mutant=edit(_FACTORS, "factors = tl.where(maxima > -1e30, 1.0, 0.0)"),
     control=a_chain,
@@ -167,7 +170,7 @@ def parts_not_rescaled(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a tile without a visible key gives NaN",
-    severity="critical",
+    severity="major",
     story="A node that sees none of a tile's keys: −inf − (−inf).",
     mutant=edit('base = tl.where(new == -float("inf"), 0.0, new)', "base = new"),
     control=a_chain,
@@ -180,7 +183,7 @@ def tile_without_visible_keys(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="no maximum is subtracted: large scores overflow",
-    severity="critical",
+    severity="major",
     story="exp(89) is infinite in float32.",
     mutant=edit(
         "new = tl.maximum(largest, tl.max(scores, 1))",
@@ -195,7 +198,7 @@ def large_scores_overflow(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="values are read with the strides of the keys",
-    severity="critical",
+    severity="major",
     story="Keys and values are slices of different buffers.",
     mutant=edit(_STRIDES, "*q.stride()[:3], *k.stride()[:3], *k.stride()[:3],"),
     control=a_chain,
@@ -240,7 +243,7 @@ stale_answer = _SHARED.stale_answer("step")
 
 @trap(
     catches="an answer remembered by a few of the values",
-    severity="critical",
+    severity="major",
     story="The queries are the same, and the tree is another.",
     mutant=mutants.fingerprint(_LAST, "tree_attention", 1),
     control=a_chain,
@@ -258,7 +261,7 @@ inputs_modified = _SHARED.inputs_modified("the queries are scaled in the caller'
 
 @trap(
     catches="rows beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="Trees, heads or nodes in the second or third dimension of a launch, which end at 65535.",
     mutant=edit("_merge_kernel[(B * H * N,)]", "_merge_kernel[(min(B * H * N, 65535),)]"),
     control=a_chain,
@@ -269,7 +272,7 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: rows beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="batch * stride overflows an int.",
     mutant=edit("k + batch * k_b + group", "k + batch.to(tl.int32) * k_b.to(tl.int32) + group"),
     control=a_chain,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.gpu.checks import Rng, far_apart, spaced
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.gpu.cases import Problem, arguments, ask, problem
@@ -32,6 +32,7 @@ def equal_lengths(submission: Submission, rng: Rng) -> None:
         (_KEY_SLOPE, "slope = (weights * slope).to(queries.dtype)"),
         (_QUERY_SLOPE, "slope = (weights * slope).to(keys.dtype)"),
     ),
+    seen=seen_on_cpu("delta-missing"),
 )
 def delta_missing(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=4, S=6)))
@@ -42,6 +43,7 @@ def delta_missing(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The scale belongs to dq and to dk; one of them is easily forgotten.",
     mutant=edit("key_sum * scale, mask", "key_sum, mask"),
+    seen=seen_on_cpu("dk-without-scale"),
 )
 def keys_not_scaled(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=4, S=6)))
@@ -56,6 +58,7 @@ def keys_not_scaled(submission: Submission, rng: Rng) -> None:
         "for member in range(heads_per_group - 1, heads_per_group):",
     ),
     control=ordinary,
+    seen=seen_on_cpu("dk-of-last-head-only"),
 )
 def group_not_summed(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(H=4, G=2)))
@@ -63,7 +66,7 @@ def group_not_summed(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="query heads take the key heads in turn",
-    severity="critical",
+    severity="major",
     story="Query head h reads key head h // (H / G), not h mod G.",
     mutant=edit("    group = h // heads_per_group\n", "    group = h % (H // heads_per_group)\n"),
     control=ordinary,
@@ -78,6 +81,7 @@ def group_in_turn(submission: Submission, rng: Rng) -> None:
     story="With T ≠ S query t sees the keys j ≤ t + S − T, in both directions.",
     mutant=edit("columns[None, :] <= rows[:, None] + shift", "columns[None, :] <= rows[:, None]"),
     control=equal_lengths,
+    seen=seen_on_cpu("aligned-to-the-first-key"),
 )
 def causal_alignment(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=6, S=25), causal=True))
@@ -91,6 +95,7 @@ def causal_alignment(submission: Submission, rng: Rng) -> None:
         "columns[None, :] <= rows[:, None] + shift", "columns[None, :] < rows[:, None] + shift"
     ),
     control=ordinary,
+    seen=seen_on_cpu("own-key-hidden"),
 )
 def own_key_hidden(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=12, S=12), causal=True))
@@ -98,7 +103,7 @@ def own_key_hidden(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the causal mask is missing in the gradients",
-    severity="critical",
+    severity="major",
     story="The forward pass has it; weights of hidden keys come out of the saved lse.",
     mutant=edit("    if CAUSAL:\n        seen = seen", "    if False:\n        seen = seen"),
     control=ordinary,
@@ -109,7 +114,7 @@ def mask_missing(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="queries that do not fill a tile are left out of dk and dv",
-    severity="critical",
+    severity="major",
     story="T is not a multiple of the tile.",
     mutant=edit(
         "for start in range(first_query, T, QUERIES):",
@@ -125,7 +130,7 @@ def tail_queries_dropped(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="keys that do not fill a tile are left out of dq",
-    severity="critical",
+    severity="major",
     story="S is not a multiple of the tile.",
     mutant=edit("range(0, last, KEYS)", "range(0, tl.maximum(last // 16 * 16, 1), KEYS)"),
     control=ordinary,
@@ -138,7 +143,7 @@ def tail_keys_dropped(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a query that sees no key gives NaN",
-    severity="critical",
+    severity="major",
     story="Its lse is −inf, and −inf − (−inf) is NaN; it spoils dk and dv of all keys.",
     mutant=edits(
         ('base = tl.where(lse == -float("inf"), 0.0, lse)', "base = lse"),
@@ -155,7 +160,7 @@ def no_visible_key(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the saved lse is taken for a logarithm to base 2",
-    severity="critical",
+    severity="major",
     story="Scores are scaled by log2 e for exp2, the lse is not.",
     mutant=edit(
         'tl.exp2(tl.where(seen, scores - base[:, None], -float("inf")) * LOG2_E)',
@@ -168,7 +173,7 @@ def lse_in_base_two(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="gradients are added to what the outputs held",
-    severity="critical",
+    severity="major",
     story="dq is accumulated in memory that is taken to be zero.",
     mutant=edit(
         "    tl.store(dq + place[:, None] * D + lanes[None, :], total * scale, mask=there)\n",
@@ -184,7 +189,7 @@ def outputs_not_cleared(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="values are read with the strides of the keys",
-    severity="critical",
+    severity="major",
     story="Keys and values are slices of different buffers.",
     mutant=edit(_STRIDES, "*dout.stride()[:3], *q.stride()[:3], *k.stride()[:3], *k.stride()[:3]"),
     control=ordinary,
@@ -197,7 +202,7 @@ def strides_confused(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="dout is read with the strides of q",
-    severity="critical",
+    severity="major",
     story="The gradient comes from the next layer with a layout of its own.",
     mutant=edit(_STRIDES, "*q.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]"),
     control=ordinary,
@@ -239,6 +244,7 @@ def precision_lowered(submission: Submission, rng: Rng) -> None:
         "    G, S = k.shape[1], k.shape[2]\n", "    if B * H * T == 0:\n        return\n"
     ),
     control=ordinary,
+    seen=seen_on_cpu("no-queries"),
 )
 def no_queries_no_gradients(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=0, S=5)))
@@ -270,7 +276,7 @@ inputs_modified = _SHARED.inputs_modified(
 
 @trap(
     catches="heads beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="B · H in the second or third dimension of a launch, which end at 65535.",
     mutant=edit("_queries_kernel[(B * H *", "_queries_kernel[(min(B * H, 65535) *"),
     control=ordinary,
@@ -281,7 +287,7 @@ def heads_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: batches beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="batch * stride overflows an int.",
     mutant=edit(
         "queries = q + batch * q_b + h * q_h",

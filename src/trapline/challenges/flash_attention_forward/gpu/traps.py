@@ -4,7 +4,7 @@ import numpy as np
 
 from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import Rng, far_apart, spaced
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.gpu.cases import Problem, Sizes, ask, problem
@@ -48,6 +48,7 @@ def _rising(rng: Rng, step: float) -> Problem:
     severity="critical",
     story="The two agree at D = 1 only.",
     mutant=edit("D**-0.5 * LOG2_E", "1.0 / D * LOG2_E"),
+    seen=seen_on_cpu("scale-without-root"),
 )
 def scale_without_root(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=4, S=6)))
@@ -55,7 +56,7 @@ def scale_without_root(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the running result is not rescaled when the maximum rises",
-    severity="critical",
+    severity="major",
     story="Works where the largest score is in the first tile of keys.",
     mutant=edit("total = total * factor[:, None]", "total = total * 1.0"),
     control=ordinary,
@@ -70,6 +71,7 @@ def result_not_rescaled(submission: Submission, rng: Rng) -> None:
     story="The denominator keeps weights that were relative to a smaller maximum.",
     mutant=edit("summed = summed * factor + tl.sum(weights, 1)", "summed += tl.sum(weights, 1)"),
     control=ordinary,
+    seen=seen_on_cpu("sum-not-rescaled"),
 )
 def sum_not_rescaled(submission: Submission, rng: Rng) -> None:
     ask(submission, _rising(rng, 1.0))
@@ -77,7 +79,7 @@ def sum_not_rescaled(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="keys beyond the end count with a score of 0",
-    severity="critical",
+    severity="major",
     story="S is not a multiple of the tile, and the padding is not masked.",
     mutant=edit(
         "            seen = inside[None, :]\n", "            seen = inside[None, :] | True\n"
@@ -100,6 +102,7 @@ def tail_keys_counted(submission: Submission, rng: Rng) -> None:
         "new = tl.minimum(tl.maximum(largest, tl.max(scores, 1)), 0.0)",
     ),
     control=scores_below_zero,
+    seen=seen_on_cpu("exponent-without-maximum"),
 )
 def large_scores_overflow(submission: Submission, rng: Rng) -> None:
     p = problem(rng, Sizes(T=5, S=40))
@@ -109,7 +112,7 @@ def large_scores_overflow(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the running maximum starts at 0",
-    severity="critical",
+    severity="major",
     story="Very negative scores underflow to 0 / 0; the maximum must start at −inf.",
     mutant=edit(
         'largest = tl.full([QUERIES], -float("inf"), tl.float32)',
@@ -129,6 +132,7 @@ def maximum_starts_at_zero(submission: Submission, rng: Rng) -> None:
     story="−inf − (−inf), or 0 / 0, where causal attention has more queries than keys.",
     mutant=edit('base = tl.where(new == -float("inf"), 0.0, new)', "base = new"),
     control=without_mask,
+    seen=seen_on_cpu("empty-row-divides-by-zero"),
 )
 def no_visible_key(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=20, S=9), causal=True))
@@ -140,6 +144,7 @@ def no_visible_key(submission: Submission, rng: Rng) -> None:
     story="With a cache, T < S, the last query must see all keys: j ≤ t + S − T.",
     mutant=edit("    shift = S - T\n", "    shift = 0\n"),
     control=equal_lengths,
+    seen=seen_on_cpu("causal-aligned-top-left"),
 )
 def causal_alignment(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=6, S=45), causal=True))
@@ -152,6 +157,7 @@ def causal_alignment(submission: Submission, rng: Rng) -> None:
     story="The mask says < where it must say ≤.",
     mutant=edit("keys[None, :] <= rows[:, None] + shift", "keys[None, :] < rows[:, None] + shift"),
     control=without_mask,
+    seen=seen_on_cpu("causal-row-zero"),
 )
 def own_key_hidden(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, Sizes(T=12, S=12), causal=True))
@@ -159,7 +165,7 @@ def own_key_hidden(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="query heads take the key heads in turn",
-    severity="critical",
+    severity="major",
     story="Query head h reads key head h // (H / G), not h mod G; the two agree for G = 1 and H.",
     mutant=edit(_GROUP, "group = h % (H // heads_per_group)"),
     control=ordinary,
@@ -180,7 +186,7 @@ def lse_in_base_two(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="values are read with the strides of the keys",
-    severity="critical",
+    severity="major",
     story="Keys and values are slices of different buffers.",
     mutant=edit(_STRIDES, "*q.stride()[:3], *k.stride()[:3], *k.stride()[:3],"),
     control=ordinary,
@@ -193,7 +199,7 @@ def strides_confused(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="inputs are taken to be contiguous",
-    severity="critical",
+    severity="major",
     story="A projection gives (B, T, H, D); its view as (B, H, T, D) has other strides.",
     mutant=edit(_STRIDES, "H * T * D, T * D, D, *k.stride()[:3], *v.stride()[:3],"),
     control=ordinary,
@@ -253,7 +259,7 @@ inputs_modified = _SHARED.inputs_modified(
 
 @trap(
     catches="heads beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="B · H in the second or third dimension of a launch, which end at 65535.",
     mutant=edit(
         "_forward_kernel[(B * H * triton.cdiv(T, queries),)]",
@@ -267,7 +273,7 @@ def heads_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: batches beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="batch * stride overflows an int; a cache of many long sequences is that large.",
     mutant=edits(
         ("batch * k_b + group", "batch.to(tl.int32) * k_b.to(tl.int32) + group"),

@@ -9,7 +9,7 @@ from trapline.arena.gpu.checks import (
     small_large_small,
     spaced,
 )
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.gpu.contract import rounded
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
@@ -47,7 +47,7 @@ def one_row(rng: Rng, values: dict[int, float], length: int = LONG, low: float =
 
 @trap(
     catches="lanes beyond the end of a row count as logits of 0",
-    severity="critical",
+    severity="major",
     story="Masked loads must give −inf; exp(0 − max) adds up where all logits are negative.",
     mutant=edits(
         ('mask=inside, other=-float("inf")', "mask=inside, other=0.0"),
@@ -62,7 +62,7 @@ def tail_lanes_counted(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the last columns are dropped where V is not a multiple of a vector of four",
-    severity="critical",
+    severity="major",
     story="16-byte loads read V // 4 vectors, and nothing reads the rest.",
     mutant=edit("(columns < V)", "(columns < tl.maximum(V // 4 * 4, 1))"),
     control=ordinary,
@@ -80,6 +80,7 @@ def tail_columns_dropped(submission: Submission, rng: Rng) -> None:
     story="The chunk's offset is missing from the index that is kept.",
     mutant=edit(_COLUMN, "(lanes ^ 0x7FFFFFFF).to(tl.int64)"),
     control=ordinary,
+    seen=seen_on_cpu("index-within-the-tile"),
 )
 def index_within_the_chunk(submission: Submission, rng: Rng) -> None:
     first, second = (int(i) for i in LONG - 1 - rng.permutation(500)[:2])
@@ -92,6 +93,7 @@ def index_within_the_chunk(submission: Submission, rng: Rng) -> None:
     story="Each chunk's sum is relative to its own maximum.",
     mutant=edit("part * tl.exp(maximum - new)", "part"),
     control=ordinary,
+    seen=seen_on_cpu("rescale-missing"),
 )
 def chunk_sums_not_rescaled(submission: Submission, rng: Rng) -> None:
     first, late = int(rng.integers(500)), LONG - 1 - int(rng.integers(500))
@@ -111,6 +113,7 @@ def chunk_sums_not_rescaled(submission: Submission, rng: Rng) -> None:
         ),
     ),
     control=ordinary,
+    seen=seen_on_cpu("masked-first-tile"),
 )
 def chunk_of_minus_infinity(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (1, LONG))
@@ -120,7 +123,7 @@ def chunk_of_minus_infinity(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="exponentials of logits as they are: large ones overflow",
-    severity="critical",
+    severity="major",
     story="Without the maximum subtracted, exp(90) is infinite in float32.",
     mutant=edit("largest = tl.max(x, 0)\n", "largest = 0.0 * tl.max(x, 0)\n"),
     control=ordinary,
@@ -170,6 +173,7 @@ def ranked_in_lower_precision(submission: Submission, rng: Rng) -> None:
         ("index = (best & 0x7FFFFFFF) ^ 0x7FFFFFFF", "index = best & 0x7FFFFFFF"),
     ),
     control=ordinary,
+    seen=seen_on_cpu("ties-to-the-higher-index"),
 )
 def ties_by_higher_index(submission: Submission, rng: Rng) -> None:
     ask(submission, rng.integers(0, 3, (2, 40)).astype(np.float32), 12)
@@ -181,6 +185,7 @@ def ties_by_higher_index(submission: Submission, rng: Rng) -> None:
     story="Integer keys made of the bits of a float tell the two zeros apart.",
     mutant=edit("tl.where(x == 0.0, 0.0, x).to(tl.int32", "x.to(tl.int32"),
     control=ordinary,
+    seen=seen_on_cpu("signed-zeros"),
 )
 def signed_zeros(submission: Submission, rng: Rng) -> None:
     logits = np.full((1, 30), -2.0, np.float32)
@@ -194,6 +199,7 @@ def signed_zeros(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The softmax is over the whole vocabulary, not over what is returned.",
     mutant=edit("- largest) / total\n", "- largest) / total\n    prob /= tl.sum(prob, 0)\n"),
+    seen=seen_on_cpu("normalised-over-k"),
 )
 def normalised_over_the_winners(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (2, 100)), 8)
@@ -215,7 +221,7 @@ _FOUR_A_LANE = """\
 
 @trap(
     catches="candidates beyond the size of the buffer are dropped",
-    severity="critical",
+    severity="major",
     story="Winners that sit close together, or in one lane, exceed what was set aside for them.",
     mutant=edit("while (count > ROOM) &", "while (count > BLOCK) &"),
     also=(insert_before("    count = chunks * room\n", _FOUR_A_LANE),),
@@ -233,7 +239,7 @@ def winners_in_one_lane(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the row stride is taken to be V",
-    severity="critical",
+    severity="major",
     story="A slice of a wider matrix has rows further apart.",
     mutant=edit("V, logits.stride(0), k", "V, V, k"),
     control=ordinary,
@@ -244,7 +250,7 @@ def row_stride_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="unused slots of the candidates' buffer keep what was there before",
-    severity="critical",
+    severity="major",
     story="A workspace is kept between calls and not cleared: candidates of an earlier call win.",
     mutant=edits(
         (_FILL, ""),
@@ -268,7 +274,7 @@ def workspace_keeps_old_entries(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="an answer remembered for this shape or this address",
-    severity="critical",
+    severity="major",
     story="A cache keyed by the address of the logits, or a graph that is replayed with the values "
     "it was captured with: the next batch lies in the same memory.",
     mutant=edits(
@@ -291,7 +297,7 @@ def stale_answer(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="an answer remembered for these shapes and a few of the values",
-    severity="critical",
+    severity="major",
     story="A fingerprint of some elements does not see a change in another.",
     mutant=edits(
         (
@@ -323,6 +329,7 @@ def remembered_by_fingerprint(submission: Submission, rng: Rng) -> None:
     story="The sampler still needs the logits after the call.",
     mutant=insert_after(_LAST, "\n    logits.sub_(maxima.amax(1, keepdim=True).to(logits.dtype))"),
     control=ordinary,
+    seen=seen_on_cpu("logits-modified"),
 )
 def logits_modified(submission: Submission, rng: Rng) -> None:
     leaves_inputs_alone(submission, "softmax_topk", logits_of(rng, (3, 30)), 4)
@@ -331,7 +338,7 @@ def logits_modified(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="sums of a call before are added to those of this one",
-    severity="critical",
+    severity="major",
     story="An accumulator in global memory that is cleared when it is allocated, and never again.",
     mutant=edits(
         (
@@ -370,7 +377,7 @@ def one_element(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="Rows in the second or third dimension of a launch, which end at 65535.",
     mutant=edit("_merge_kernel[(rows,)]", "_merge_kernel[(min(rows, 65535),)]"),
     control=ordinary,
@@ -381,7 +388,7 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: rows beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="row * stride overflows an int; 65536 rows of a vocabulary of 32768 suffice.",
     mutant=edits(
         ("    program = tl.program_id(0).to(tl.int64)\n", "    program = tl.program_id(0)\n"),

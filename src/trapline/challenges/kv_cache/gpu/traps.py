@@ -9,7 +9,7 @@ from trapline.arena.gpu.checks import (
     small_large_small,
     spaced,
 )
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.gpu.cases import (
@@ -42,7 +42,7 @@ def appends(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows beyond the end of a sequence are attended to",
-    severity="critical",
+    severity="major",
     story="The last page is read whole; its unused rows hold what another sequence left there.",
     mutant=edits(
         (
@@ -59,7 +59,7 @@ def unused_rows_counted(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="every sequence is read with the first one's pages",
-    severity="critical",
+    severity="major",
     story="The row of the block table is missing from its address.",
     mutant=edit(_TABLE, "table + positions // page_size"),
     control=attends,
@@ -70,7 +70,7 @@ def first_table_for_all(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a page is taken to have 16 rows",
-    severity="critical",
+    severity="major",
     story="The size of a page is a property of the pool.",
     mutant=edits(
         (_TABLE, "table + batch * table_b + positions // 16"),
@@ -102,7 +102,7 @@ def table_stride_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="keys and values are taken to lie in pools of the same strides",
-    severity="critical",
+    severity="major",
     story="One of the pools is a slice of something larger.",
     mutant=edit(_POOLS, "*k_pages.stride()[:3], *k_pages.stride()[:3], block_table"),
     control=attends,
@@ -115,7 +115,7 @@ def pool_strides_confused(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="parts of a sequence are added without being brought to a common maximum",
-    severity="critical",
+    severity="major",
     story="Each part's sum is relative to its own maximum.",
     mutant=edit(_FACTORS, 'factors = tl.where(maxima == -float("inf"), 0.0, 1.0 + 0.0 * maxima)'),
     control=attends,
@@ -130,7 +130,7 @@ def parts_not_rescaled(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a part without keys gives NaN",
-    severity="critical",
+    severity="major",
     story="A short sequence beside a long one leaves parts empty: exp(−inf − (−inf)).",
     mutant=edit(_FACTORS, "factors = tl.exp(maxima - maxima) * tl.exp(maxima - largest)"),
     control=attends,
@@ -154,7 +154,7 @@ def empty_sequence(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="query heads take the key heads in turn",
-    severity="critical",
+    severity="major",
     story="Query head h reads key head h // (H / G), not h mod G.",
     mutant=edit("head = group * members + heads", "head = group + heads * G"),
     control=attends,
@@ -172,6 +172,7 @@ def group_in_turn(submission: Submission, rng: Rng) -> None:
         "new = tl.minimum(tl.maximum(largest, tl.max(scores, 1)), 0.0)",
     ),
     control=appends,
+    seen=seen_on_cpu("softmax-overflow"),
 )
 def large_scores_overflow(submission: Submission, rng: Rng) -> None:
     p = attention_problem(rng, [20])
@@ -208,7 +209,7 @@ def precision_lowered(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="tokens without a slot are written to slot 0",
-    severity="critical",
+    severity="major",
     story="−1 marks padding; clamped to 0 it overwrites the first row of the first page.",
     mutant=edits(
         ("slot = tl.load(slots + token)\n", "slot = tl.maximum(tl.load(slots + token), 0)\n"),
@@ -224,7 +225,7 @@ def padding_written(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows that are not written lose what they held",
-    severity="critical",
+    severity="major",
     story="A page is cleared when a row of it is written.",
     mutant=insert_after(
         "def paged_append(k, v, k_pages, v_pages, slots):\n    tokens, G, D = k.shape\n",
@@ -238,7 +239,7 @@ def neighbours_cleared(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a slot is multiplied by the row stride, as if pages followed each other",
-    severity="critical",
+    severity="major",
     story="In an interleaved pool the next page is not one page of keys away.",
     mutant=edit("k_pages + page * kp_p + row * kp_s +", "k_pages + slot * kp_s +"),
     control=appends,
@@ -251,7 +252,7 @@ def pages_taken_as_contiguous(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows of the new keys are taken to be contiguous",
-    severity="critical",
+    severity="major",
     story="Keys are a slice of the projection's output.",
     mutant=edit("*k.stride()[:2], *v.stride()[:2]", "G * D, D, *v.stride()[:2]"),
     control=appends,
@@ -264,7 +265,7 @@ def new_rows_strided(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="what a large batch left in the workspace shows in a small one",
-    severity="critical",
+    severity="major",
     story="A workspace is kept between calls; parts without keys are not written.",
     mutant=edits(
         *(
@@ -317,7 +318,7 @@ inputs_modified = _SHARED.inputs_modified("the query is scaled in the caller's m
 
 @trap(
     catches="sequences beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="Sequences or tokens in the second or third dimension of a launch, which end at 65535.",
     mutant=edit("_merge_kernel[(B * H,)]", "_merge_kernel[(min(B * H, 65535),)]"),
     control=attends,
@@ -329,7 +330,7 @@ def sequences_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: pages beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="page * stride overflows an int; a pool of 8 GB is that large.",
     mutant=edit("at_k = page * kp_p", "at_k = page.to(tl.int32) * kp_p.to(tl.int32)"),
     control=attends,

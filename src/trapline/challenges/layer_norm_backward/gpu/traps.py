@@ -4,7 +4,7 @@ import numpy as np
 
 from trapline.arena.gpu import mutants
 from trapline.arena.gpu.checks import Rng, far_apart, leaves_inputs_alone, spaced
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.gpu.contract import rounded
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
@@ -39,7 +39,7 @@ def backward_only(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the variance as the mean of squares minus the square of the mean",
-    severity="critical",
+    severity="major",
     story="The two cancel where the mean is large: nothing of the variance is left.",
     mutant=edit(_VARIANCE, "variance = tl.sum(values * values, 0) / D - mean * mean"),
     control=backward_only,
@@ -50,7 +50,7 @@ def variance_cancels(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="lanes beyond the end of a row count in the variance",
-    severity="critical",
+    severity="major",
     story="They hold 0, which lies as far from the mean as the mean from 0.",
     mutant=edit("centred = tl.where(inside, values - mean, 0.0)", "centred = values - mean"),
     control=one_tile,
@@ -66,6 +66,7 @@ def tail_lanes_counted(submission: Submission, rng: Rng) -> None:
     story="The unbiased estimator is the default of some libraries.",
     mutant=edit(_VARIANCE, "variance = tl.sum(centred * centred, 0) / (D - 1)"),
     control=backward_only,
+    seen=seen_on_cpu("unbiased-variance"),
 )
 def unbiased_variance(submission: Submission, rng: Rng) -> None:
     forward(submission, problem(rng, 2, 5))
@@ -77,6 +78,7 @@ def unbiased_variance(submission: Submission, rng: Rng) -> None:
     story="The two agree where the variance is 1, and differ a hundredfold in a constant row.",
     mutant=edit("1.0 / tl.sqrt_rn(variance + eps)", "1.0 / (tl.sqrt_rn(variance) + eps)"),
     control=backward_only,
+    seen=seen_on_cpu("eps-outside-the-root"),
 )
 def eps_outside_the_root(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 3, 16)
@@ -104,6 +106,7 @@ def mean_rounded_to_half(submission: Submission, rng: Rng) -> None:
     story="y does not change when a constant is added to x; dx must sum to 0.",
     mutant=edit(_RESULT, "(weighted - normal * along_normal) * rstd"),
     control=forward_only,
+    seen=seen_on_cpu("mean-term-missing"),
 )
 def mean_term_missing(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 2, 12)
@@ -112,7 +115,7 @@ def mean_term_missing(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="dx without the part along the normalised row",
-    severity="critical",
+    severity="major",
     story="y does not change when x is scaled; dx must be orthogonal to the normalised row.",
     mutant=edit(_RESULT, "(weighted - along_ones) * rstd"),
     control=forward_only,
@@ -124,7 +127,7 @@ def projection_missing(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="gamma applied after the row's sums, not before",
-    severity="critical",
+    severity="major",
     story="Both sums are of dy · gamma; with gamma 1 everywhere it does not show.",
     mutant=edits(
         ("along_ones = tl.sum(weighted, 0) / D", "along_ones = weight * tl.sum(gradient, 0) / D"),
@@ -143,7 +146,7 @@ def gamma_after_the_sums(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows beyond the first of each program are left out of dgamma and dbeta",
-    severity="critical",
+    severity="major",
     story="Sums are kept in registers, and started again with every row.",
     mutant=edits(
         ("        dgamma += gradient * normal\n", "        dgamma = gradient * normal\n"),
@@ -157,7 +160,7 @@ def later_rows_not_summed(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="dgamma and dbeta are summed in half precision",
-    severity="critical",
+    severity="major",
     story="Sums of thousands of rows lose all but three digits, or overflow at 65504.",
     mutant=edit(
         "        total += tl.sum(tl.load(parts + rows[:, None] * 2 * D + columns, mask=there, "
@@ -176,7 +179,7 @@ def sums_in_half(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="sums of an earlier call are added to those of this one",
-    severity="critical",
+    severity="major",
     story="Partial sums in a workspace that is cleared when it is allocated, and never again.",
     mutant=edits(
         (
@@ -199,7 +202,7 @@ def workspace_not_cleared(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the row stride of x is taken to be D",
-    severity="critical",
+    severity="major",
     story="A slice of a wider matrix has rows further apart.",
     mutant=edit("mean, rstd, D, x.stride(0), eps", "mean, rstd, D, D, eps"),
     control=one_tile,
@@ -211,7 +214,7 @@ def row_stride_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="dy is read with the row stride of x",
-    severity="critical",
+    severity="major",
     story="Only one of the two is a slice of something wider.",
     mutant=edit("D, dy.stride(0), x.stride(0)", "D, x.stride(0), x.stride(0)"),
     control=one_tile,
@@ -255,7 +258,7 @@ remembered_by_fingerprint = _SHARED.remembered_by_fingerprint(_with_other_value)
 
 @trap(
     catches="dy is overwritten",
-    severity="critical",
+    severity="major",
     story="dx is computed in place, in memory that belongs to the caller.",
     mutant=mutants.modified_input(_LAST, "layer_norm_backward", 0),
     control=forward_only,
@@ -268,7 +271,7 @@ def inputs_modified(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="Rows in the second or third dimension of a launch, which end at 65535.",
     mutant=edit("_forward_kernel[(rows,)]", "_forward_kernel[(min(rows, 65535),)]"),
     control=one_tile,
@@ -279,7 +282,7 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: rows beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="row * stride overflows an int; 524288 rows of 4096 suffice.",
     mutant=edits(
         ("    row = tl.program_id(0).to(tl.int64)\n", "    row = tl.program_id(0)\n"),

@@ -9,7 +9,7 @@ from trapline.arena.gpu.checks import (
     small_large_small,
     spaced,
 )
-from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16
+from trapline.arena.gpu.common_traps import EntryTraps, read_as_float16, seen_on_cpu
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.gpu.cases import Problem, ask, pack, problem
@@ -49,6 +49,7 @@ def unit_scales(submission: Submission, rng: Rng) -> None:
     story="Codes 4i … 4i + 3 are in byte i, the first in the lowest two bits.",
     mutant=edit("shifts = (inputs % 4 * 2)[:, None]", "shifts = (6 - inputs % 4 * 2)[:, None]"),
     control=all_codes_equal,
+    seen=seen_on_cpu("first-code-highest"),
 )
 def code_order(submission: Submission, rng: Rng) -> None:
     ask(submission, problem(rng, 2, 64, 3))
@@ -56,7 +57,7 @@ def code_order(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="codes are used as they are stored: 0, 1, 2",
-    severity="critical",
+    severity="major",
     story="A code is stored as code + 1.",
     mutant=edit(_CODES, _CODES.removesuffix(" - 1")),
 )
@@ -70,6 +71,7 @@ def code_offset_missing(submission: Submission, rng: Rng) -> None:
     story="There is a scale for every 128 weights, not for every output.",
     mutant=edit("columns * scales_o + group, mask", "columns * scales_o, mask"),
     control=one_group,
+    seen=seen_on_cpu("first-scale-for-all"),
 )
 def first_scale_for_all(submission: Submission, rng: Rng) -> None:
     p = problem(rng, 2, 384, 3)
@@ -79,7 +81,7 @@ def first_scale_for_all(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="outputs take the scales of their neighbours",
-    severity="critical",
+    severity="major",
     story="The row stride of the scales is the number of groups of a full row.",
     mutant=edit("scales + columns * scales_o", "scales + columns * (K // GROUP)"),
     control=one_group,
@@ -94,6 +96,7 @@ def scale_rows_confused(submission: Submission, rng: Rng) -> None:
     story="The number of groups is rounded down.",
     mutant=edit("groups = triton.cdiv(K, 128)", "groups = max(K // 128, 1)"),
     control=one_group,
+    seen=seen_on_cpu("tail-dropped"),
 )
 def last_group_dropped(submission: Submission, rng: Rng) -> None:
     for inputs in (129, 300):
@@ -102,7 +105,7 @@ def last_group_dropped(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a row of weights is taken to have K / 4 bytes, rounded down",
-    severity="critical",
+    severity="major",
     story="Every row begins a new byte: it has ⌈K / 4⌉ of them.",
     mutant=edit(_STRIDES, "K // 4, scales.stride(0), x.stride(0),"),
     control=one_group,
@@ -114,7 +117,7 @@ def bytes_rounded_down(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the row stride of the packed weights is ignored",
-    severity="critical",
+    severity="major",
     story="A shard of a larger matrix has rows further apart.",
     mutant=edit(_STRIDES, "packed.shape[1], scales.stride(0), x.stride(0),"),
     control=one_group,
@@ -126,7 +129,7 @@ def packed_stride_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the row stride of x is ignored",
-    severity="critical",
+    severity="major",
     story="Activations are a slice of something wider.",
     mutant=edit(_STRIDES, "packed.stride(0), scales.stride(0), K,"),
     control=one_group,
@@ -138,7 +141,7 @@ def input_stride_ignored(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="inputs beyond the end of a row are read",
-    severity="critical",
+    severity="major",
     story="What lies between two rows is not part of either, and may be NaN.",
     mutant=edit(
         "mask=(rows < M)[:, None] & inside[None, :]",
@@ -153,7 +156,7 @@ def tail_inputs_read(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="sums are kept in half precision",
-    severity="critical",
+    severity="major",
     story="Partial sums overflow at 65504 and lose their digits long before.",
     mutant=edit(
         "total += product * scale.to(tl.float32)[None, :]",
@@ -200,7 +203,7 @@ def scales_rounded(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="parts of a call before are added to those of this one",
-    severity="critical",
+    severity="major",
     story="Partial sums in a workspace that is not cleared.",
     mutant=edits(
         (
@@ -225,7 +228,7 @@ def workspace_not_cleared(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows of x beyond a multiple of the tile are left out",
-    severity="critical",
+    severity="major",
     story="The number of tiles of rows is rounded down.",
     mutant=edit(
         "tiles = triton.cdiv(M, rows) * triton.cdiv(N, columns)",
@@ -246,7 +249,7 @@ stale_answer = _SHARED.stale_answer()
 
 @trap(
     catches="weights are unpacked once and kept",
-    severity="critical",
+    severity="major",
     story="Weights in the same memory may be others: a training step, an adapter, another layer.",
     mutant=mutants.fingerprint(_LAST, "ternary_matmul", 1, place=2),
     control=one_group,
@@ -263,7 +266,7 @@ inputs_modified = _SHARED.inputs_modified("x is scaled in the caller's memory", 
 
 @trap(
     catches="rows beyond 65535 are never computed",
-    severity="critical",
+    severity="major",
     story="Rows in the second or third dimension of a launch, which end at 65535.",
     mutant=edit(
         "_product_kernel[(tiles * parts,)]", "_product_kernel[(min(tiles, 1023) * parts,)]"
@@ -276,7 +279,7 @@ def rows_beyond_65535(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="offsets of 32 bits: rows beyond 2³¹ elements are read from elsewhere",
-    severity="critical",
+    severity="major",
     story="row * stride overflows an int.",
     mutant=edit("x + rows[:, None] * x_m", "x + rows[:, None].to(tl.int32) * x_m.to(tl.int32)"),
     control=one_group,

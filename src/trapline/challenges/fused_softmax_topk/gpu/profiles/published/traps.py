@@ -14,7 +14,7 @@ def ordinary(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the maximum is not subtracted before the exponential",
-    severity="critical",
+    severity="major",
     story="The prompt asks for log-sum-exp: logits near 100 overflow float32 without it.",
     mutant=edits(
         ("torch.exp(logits - best)", "torch.exp(logits)"),
@@ -28,7 +28,7 @@ def large_logits_overflow(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the running maximum starts at 0",
-    severity="critical",
+    severity="major",
     story="Rows of negative logits then have no maximum of their own, and their sum is 0.",
     mutant=insert_after(
         "    best = logits.max(-1, keepdim=True).values\n", "    best = best.clamp(min=0.0)\n"
@@ -41,7 +41,7 @@ def negative_rows(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="probabilities are normalised over the k winners alone",
-    severity="critical",
+    severity="major",
     story="The denominator is that of the whole vocabulary.",
     mutant=edit("/ total)", "/ torch.exp(values - best).sum(-1, keepdim=True))"),
     control=None,
@@ -52,7 +52,7 @@ def normalised_over_the_winners(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a thread keeps too few candidates: neighbouring winners are lost",
-    severity="critical",
+    severity="major",
     story="Each of 256 threads keeps its 4 best, and all winners lie in the part of one thread.",
     mutant=edit(
         "    values, places = torch.topk(logits, k)\n",
@@ -75,7 +75,7 @@ def winners_in_one_lane(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the tail of a vocabulary that is not a multiple of the block is left out",
-    severity="critical",
+    severity="major",
     story="The last columns are those of a block that is not full.",
     mutant=edit("torch.topk(logits, k)", "torch.topk(logits[..., : logits.shape[-1] // 4 * 4], k)"),
     control=ordinary,
@@ -88,7 +88,7 @@ def winners_in_the_tail(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="rows that share a block disturb each other, or the last rows are left out",
-    severity="critical",
+    severity="major",
     story="Some kernels give several rows to a block; their number need not divide the rows.",
     mutant=insert_after(
         "    indices.copy_(places)\n",
