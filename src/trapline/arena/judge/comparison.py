@@ -284,4 +284,5 @@ def same_magnitude(got: Transcript, mutant: Transcript) -> bool:
 
 
 def without_numbers(message: str) -> str:
-    return re.sub(r"[-+]?[\d.]+(e[-+]?\d+)?", "#", message)
+    """Addresses of objects, which differ in every process, count as numbers."""
+    return re.sub(r"0x[0-9a-f]+|[-+]?[\d.]+(e[-+]?\d+)?", "#", message)
