@@ -12,8 +12,6 @@ from trapline.arena.judge.diagnosis import diagnose
 from trapline.arena.judge.mutants import MutantHost
 from trapline.arena.process.local import LocalSubmission
 
-pytestmark = pytest.mark.full
-
 
 def findings(challenge, style, *edits):
     """The findings of a right answer of the corpus in which some texts are replaced."""
@@ -76,6 +74,7 @@ def findings(challenge, style, *edits):
             "> last[:, None], -1e9, 0)",
             "finite-mask-added",
             id="finite-mask-added-in-both-passes",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "flash_attention_backward",
@@ -84,6 +83,7 @@ def findings(challenge, style, *edits):
             "new = np.zeros_like(m)",
             "maximum-forgotten",
             id="maximum-forgotten",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "kv_cache",
@@ -98,6 +98,7 @@ def findings(challenge, style, *edits):
             "            self.pages[i] = self.pool.copy(self.pages[i])\n",
             "write-copies-every-shared-page",
             id="write-copies-every-shared-page",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "dflash",
@@ -106,6 +107,7 @@ def findings(challenge, style, *edits):
             "new = new[: len(new) - new[::-1].index(eos_id)]",
             "cut-at-the-last-end",
             id="cut-at-the-last-end",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "dflash",
@@ -114,6 +116,7 @@ def findings(challenge, style, *edits):
             "if len(logp) != tokens.size + 1 or not logp.size:",
             "width-of-the-target-unchecked",
             id="width-of-the-target-unchecked",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "ternary_training",
@@ -123,6 +126,7 @@ def findings(challenge, style, *edits):
             "    places = _unpack_table()[read.reshape(packed.shape)]\n",
             "strided-codes-misread",
             id="strided-codes-misread",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "ternary_training",
@@ -131,6 +135,7 @@ def findings(challenge, style, *edits):
             "sides[int(100 * _position(document)) < int(100 * fraction)]",
             "share-rounded",
             id="share-rounded",
+            marks=pytest.mark.full,
         ),
     ],
 )
@@ -153,6 +158,7 @@ def test_root_of_each_summand_is_named_and_nothing_else():
     assert found.cause == "root-of-each-summand"
 
 
+@pytest.mark.full
 def test_crash_on_a_tile_of_one_row_is_reported_by_its_place():
     old = "                qt = q[index][t:t_end] * scale\n"
     new = old + "                if t_end - t == 1 < T:\n                    raise IndexError(t)\n"
@@ -161,6 +167,7 @@ def test_crash_on_a_tile_of_one_row_is_reported_by_its_place():
     assert "IndexError" in found.sentence
 
 
+@pytest.mark.full
 def test_kind_of_cache_that_is_not_offered_is_one_finding():
     old = '    if kind not in ("dense", "paged", "quantized", "paged_quantized"):\n'
     new = '    if kind not in ("dense", "paged", "quantized"):\n'
