@@ -10,8 +10,10 @@ from trapline.arena.errors import UsageError
 from trapline.arena.gpu import reproduction as gpu_reproduction
 from trapline.arena.judge.intake import Intake, from_texts
 from trapline.arena.judge.reproduction import DATA, SCRIPT, write_script
-from trapline.arena.profile import CUDA_ADAPTER
+from trapline.arena.profile import ADAPTER, CUDA_ADAPTER
 from trapline.arena.record import Bundle, Finding
+from trapline.arena.runs.replay import calls_again
+from trapline.arena.runs.run import choose_level
 from trapline.cli.replay import read_evidence
 
 _OURS = ((SCRIPT,), (DATA,))
@@ -32,26 +34,35 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")] = Path(
         "reproduction"
     ),
+    traps: Annotated[
+        Path | None,
+        typer.Option(help="The private trap set that graded it, for calls that are made again."),
+    ] = None,
 ) -> None:
     """Write the answer, its failing call and a short script that runs without the grader."""
     bundle = read_evidence(cell, run)
     chosen = _chosen(bundle, finding)
-    calls = bundle.raw.get("calls", {}).get(chosen.explains[0], [])
+    check, is_gpu = chosen.explains[0], bundle.cell.track == "gpu"
+    calls = bundle.raw.get("calls", {}).get(check, [])
+    if not calls and not is_gpu:
+        print(f"the calls of {check} are too large for evidence: they are made again", flush=True)
+        calls = calls_again(bundle, check, choose_level(), traps)
     if not calls:
         raise UsageError(
-            f"the calls of {chosen.explains[0]} are too large to keep or hold an object of the "
-            f"grader; `trapline replay` runs them again: {chosen.call}"
+            f"the calls of {check} were not kept or hold an object of the grader; "
+            f"`trapline replay` runs them again: {chosen.call}"
         )
     if output_paths.folder(out, "the reproduction").is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; --out names a new folder")
     out.mkdir(parents=True, exist_ok=True)
     _own_files(bundle).write(out)
     title = f"{chosen.cause}: {chosen.sentence}"
-    if bundle.cell.track == "gpu":
+    if is_gpu:
         module, cuda = _answer_of(bundle)
         gpu_reproduction.write_script(out, title, calls, module, cuda)
     else:
-        write_script(out, title, calls)
+        adapted = bool(bundle.cell.profile) and ADAPTER in bundle.files
+        write_script(out, title, calls, Path(ADAPTER).stem if adapted else "solution")
     print(f"{chosen.cause} ({chosen.certainty}): {chosen.sentence}")
     print(f"run it: cd {out} && python reproduce.py")
 

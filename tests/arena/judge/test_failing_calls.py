@@ -9,10 +9,14 @@ import pytest
 
 from trapline.arena.challenge import load
 from trapline.arena.judge.checks import run_checks
+from trapline.arena.judge.grade import grade
 from trapline.arena.judge.reproduction import recorded, write_script
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Stub
 from trapline.arena.process.transcript import Exchange, Transcript
+from trapline.arena.runs.store.evidence import canonical, digest
+from trapline.cli.reproduce import reproduce
 
 SEED = 11
 loaded = cache(load)
@@ -112,3 +116,26 @@ def test_lent_function_answers_by_all_its_arguments(tmp_path):
     answer = "def f(m, x):\n    return m(x + 1e-12), m(x), m(x, k=1), m(7), m(7)\n"
     expected = "(2, 1, 3, 4, 5)\nthe functions of the grader were asked 5 times\n"
     assert printed(tmp_path, calls, {"solution.py": answer}) == expected
+
+
+def test_large_calls_are_made_again(tmp_path):
+    """One finding whose call no bundle holds: `trapline reproduce` asks the answer once more."""
+    task = loaded("fused_softmax_topk")
+    (trap,) = [trap for trap in task.traps if trap.id == "short-list-per-tile"]
+    (tmp_path / "answer").mkdir()
+    for name, text in trap.plant(task.solution_files()).items():
+        (tmp_path / "answer" / name).write_text(text)
+    request = GradeRequest("somebody", task.id, 1, tmp_path / "answer", seed=SEED, checks_only=True)
+    bundle = grade(request, task)
+    places = [finding.cause for finding in bundle.cell.findings]
+    assert bundle.raw["calls"][trap.id] == []
+    text = canonical(bundle)
+    path = tmp_path / f"{digest(text)}.json"
+    path.write_text(text)
+    out = tmp_path / "out"
+    reproduce(str(path), str(places.index(trap.id) + 1), None, out)
+    assert np.load(out / "calls.npz")["array_0"].nbytes > 1 << 16
+    command = [sys.executable, "-B", "reproduce.py"]
+    done = subprocess.run(command, cwd=out, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "array" in done.stdout

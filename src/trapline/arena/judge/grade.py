@@ -277,6 +277,19 @@ def _recorded(challenge: Challenge, transcript: Transcript) -> list[dict[str, An
     return reproduction.recorded(transcript)
 
 
+def failing_calls(request: GradeRequest, challenge: Challenge, check: str) -> list[dict[str, Any]]:
+    """The calls of one check, made again and kept whatever their size; empty where it passes."""
+    intake, failures = request.read(), list[tuple[CheckResult, Transcript]]()
+    checks = [one for one in (*challenge.cases, *challenge.traps) if one.id == check]
+    with scratch_folder() as name:
+        intake.write(Path(name))
+        config = _config(request, challenge, intake)
+        with open_with(challenge, Path(name), config, full=request.full) as submission:
+            if not _import(challenge, submission):
+                run_checks(checks, submission, request.seed, lambda *one: failures.append(one))
+            return reproduction.recorded(failures[0][1], None) if failures else []
+
+
 def _with_state(result: CheckResult, found: Diagnosis) -> CheckResult:
     if result.state != "fail":
         return result

@@ -22,6 +22,8 @@ _MOST_SHOWN = 6
 MOST_BYTES = 1 << 16
 #: Arrays larger than this multiple of the room that is left are not worth the attempt.
 _MOST_DEFLATION = 16
+#: Bytes that the form of one value takes.
+_ITEM = 8
 #: No array of a check is larger.
 _MOST_INFLATED = 1 << 28
 #: An argument of this size shows how much memory a call takes.
@@ -126,7 +128,7 @@ class _Recorder:
             return self._produced[_identity(value)]
         if isinstance(value, Stub):
             return {"stub": [[*map(self.plain, heard)] for heard in value.heard]}
-        self._take(len(value) if isinstance(value, str) else 1)
+        self._take(len(repr(value)) + _ITEM)
         if isinstance(value, float):
             return {"float": repr(value)}
         if value is None or isinstance(value, bool | int | str):
@@ -139,7 +141,7 @@ class _Recorder:
         if raw.nbytes > _MOST_DEFLATION * self._left:
             raise _NotPlainError
         data = zlib.compress(raw.tobytes())
-        self._take(len(data))
+        self._take(len(data) + _ITEM)
         node = {
             "deflated": base64.b64encode(data).decode(),
             "dtype": value.dtype.newbyteorder("<").str,

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from trapline.arena.challenge import load
+from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import UsageError
-from trapline.arena.judge.grade import grade
+from trapline.arena.judge.grade import failing_calls, grade
 from trapline.arena.judge.intake import Intake, from_texts
 from trapline.arena.judge.request import NO_ANSWER, TROUBLE, GradeRequest
 from trapline.arena.record import Bundle, Cell, Level, Record
@@ -52,6 +52,20 @@ class Replay(Record):
 
 
 def replay(bundle: Bundle, level: Level, trap_set: Path | None = None) -> Replay:
+    before, challenge = bundle.cell, _challenge_of(bundle, trap_set)
+    after = grade(_request_of(bundle, level), challenge).cell
+    return Replay(before=before, after=after, differences=_differences(before, after))
+
+
+def calls_again(
+    bundle: Bundle, check: str, level: Level, trap_set: Path | None = None
+) -> list[dict[str, Any]]:
+    """The calls of one failing check, which the bundle need not hold."""
+    challenge = _challenge_of(bundle, trap_set)
+    return failing_calls(_request_of(bundle, level), challenge, check)
+
+
+def _challenge_of(bundle: Bundle, trap_set: Path | None) -> Challenge:
     before = bundle.cell
     if before.trap_set is not None and trap_set is None:
         raise UsageError(
@@ -63,7 +77,12 @@ def replay(bundle: Bundle, level: Level, trap_set: Path | None = None) -> Replay
             f"{before.challenge} has" if trap_set is None else "the challenge or its traps have"
         )
         raise UsageError(f"{changed} changed since this bundle was made")
-    request = GradeRequest(
+    return challenge
+
+
+def _request_of(bundle: Bundle, level: Level) -> GradeRequest:
+    before = bundle.cell
+    return GradeRequest(
         before.entrant,
         before.challenge,
         before.attempt,
@@ -79,8 +98,6 @@ def replay(bundle: Bundle, level: Level, trap_set: Path | None = None) -> Replay
         intake=_intake(bundle),
         **_without_answer(before),
     )
-    after = grade(request, challenge).cell
-    return Replay(before=before, after=after, differences=_differences(before, after))
 
 
 def _intake(bundle: Bundle) -> Intake:
