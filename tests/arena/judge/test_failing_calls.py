@@ -64,6 +64,9 @@ def failing_calls(folder, challenge, trap_id):
         ("beam_search", "never-stops-early"),
         ("beam_search", "prefixes-are-tuples"),
         ("dflash", "cumulative-sum-in-single"),
+        ("layer_norm_backward", "check-blind-to-length"),
+        ("kv_cache", "append-keeps-the-callers-arrays"),
+        ("kv_cache", "empty-answers-are-wider"),
     ],
 )
 def test_script_shows_the_bug(tmp_path, challenge, trap):

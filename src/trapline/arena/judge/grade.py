@@ -280,7 +280,8 @@ def _recorded(challenge: Challenge, transcript: Transcript) -> list[dict[str, An
 def failing_calls(request: GradeRequest, challenge: Challenge, check: str) -> list[dict[str, Any]]:
     """The calls of one check, made again and kept whatever their size; empty where it passes."""
     intake, failures = request.read(), list[tuple[CheckResult, Transcript]]()
-    checks = [one for one in (*challenge.cases, *challenge.traps) if one.id == check]
+    known: list[Case | Trap] = [*challenge.cases, *challenge.traps]
+    checks = [one for one in known if one.id == check]
     with scratch_folder() as name:
         intake.write(Path(name))
         config = _config(request, challenge, intake)
