@@ -14,7 +14,7 @@ from trapline.cli.main import FAILURE, build, guarded
         (("report", "published", "--format", "markdown", "--out", "file"), "is a file"),
         (("report", "published", "--format", "csv", "--out", "file"), "without the ending .csv"),
         (("certify", "--write", "nowhere/kills.md"), "there is no folder nowhere"),
-        (("certify", "--write", "folder"), "folder is a folder; the kill matrix is a file"),
+        (("certify", "--write", "folder"), "folder is a folder; the matrix is a file"),
         (("redact", "folder", "--out", "file"), "file is a file"),
         (("export", "--out", "file"), "file is a file"),
         (("train", "file", "--out", "file"), "file is a file; a run is a folder"),
