@@ -103,7 +103,7 @@ TEXT_METHODS = {
 }
 #: What a path to the submission's own folder is computed with.
 PATH_TOOLS = ("os.path", "os.getcwd", "os.curdir", "os.pardir", "pathlib", "sys.path")
-#: How a file of `numpy.save` begins, and the types whose bytes are no pickle.
+#: How a file of `numpy.save` begins, and the types whose bytes are not a pickle.
 ARRAY = b"\x93NUMPY"
 NUMBERS = re.compile(r"[<>|=]?[?bBiufcSUVmM][0-9]*(\[\w+\])?")
 LONGEST_HEADER = 1 << 20
@@ -184,7 +184,7 @@ def _is_pickle(file: IO[bytes]) -> bool:
 
 
 def _is_name(argument: object) -> bool:
-    """Whether an instruction names a module and something in it; prose is no name."""
+    """Whether an instruction names a module and something in it; prose is not a name."""
     return not isinstance(argument, str) or bool(re.fullmatch(r"[\w.]+ [\w.]+", argument))
 
 

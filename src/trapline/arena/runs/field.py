@@ -112,7 +112,7 @@ def find_entries(
 
 
 def _without_challenge(field: Path, track: Track) -> list[str]:
-    """A sentence for each folder of an answer whose name is no challenge's."""
+    """A sentence for each folder of an answer whose name is not a challenge's."""
     folders = {solution.parent for solution in field.glob("[!.]*/[!.]*/solution.*")}
     known = ", ".join(load_all(track))
     return [
