@@ -68,7 +68,7 @@ PRELOADS = {"LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONSTARTUP", "PYTHONHOME", "BAS
 MOVERS = ("os.chdir", "os.fchdir", "contextlib.chdir")
 #: Have a switch that runs data, which computed arguments could set.
 SWITCHED = ("numpy.load", "inspect.signature", "inspect.get_annotations")
-#: Texts that nobody writes who does not look for what they name.
+#: Texts that an honest answer has no reason to hold: what they name runs code from data.
 TEXTS = {
     *(name for name in {*BUILTINS, *ATTRIBUTES} if name[:2] in ("__", "f_")),
     *("allow_pickle", "__annotations__"),
@@ -305,7 +305,7 @@ def _in_place(node: ast.AST, parent: ast.AST, module: "_Module") -> Iterator[str
         if not (asks and node.value == "__annotations__"):
             yield str(node.value)
     elif isinstance(node, ast.Attribute) and node.attr == "__annotations__":
-        # Text that is put there is run by whoever resolves the annotations.
+        # Resolving the annotations runs the text that is put there.
         is_set = not isinstance(getattr(parent, "ctx", None) or ast.Load(), ast.Load)
         if is_set or not isinstance(node.ctx, ast.Load) or (is_method and parent.attr in SETTERS):  # type: ignore[attr-defined]
             yield "changed annotations"

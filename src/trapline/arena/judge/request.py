@@ -8,7 +8,7 @@ from trapline.arena.judge.intake import Intake, take_in
 from trapline.arena.profile import ADAPTER, CUDA_ADAPTER, FLAWED, GOLDEN
 from trapline.arena.record import CellKey, Level, Origin, Track
 
-#: Before and behind what is told of a missing answer, in the reason of its cell.
+#: What stands before and after the cause of a missing answer, in the reason of its cell.
 NO_ANSWER = "the model gave no answer (", ")"
 #: Before what kept an answer from being graded, likewise.
 TROUBLE = "there is no answer to grade: "
