@@ -4,8 +4,10 @@ import sys
 
 import pytest
 
+from trapline.arena import challenge
 from trapline.arena import judge_dependencies as dependencies
 from trapline.arena.challenge import Challenge, load
+from trapline.arena.errors import UsageError
 from trapline.arena.judge_dependencies import judge_dependencies
 
 TRAP = (
@@ -64,6 +66,19 @@ def _digest(sorting, folder):
     copy = Challenge(folder, "sorting")
     assert copy.id == sorting.id
     return copy.digest
+
+
+def test_challenge_is_known_only_while_it_ships(sorting, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(challenge, "load_all", lambda *_: {"sorting": sorting})
+        assert load("sorting") is sorting
+    with pytest.raises(UsageError, match="unknown challenge 'sorting'"):
+        load("sorting")
+
+
+def test_profile_is_read_once():
+    first = load("kv_cache", profile="published")
+    assert load("kv_cache", "cpu", "published") is first
 
 
 def test_changed_oracle_is_another_digest(sorting, package, tmp_path_factory):

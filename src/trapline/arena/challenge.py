@@ -411,7 +411,6 @@ def refuse_unknown_profile(name: str) -> None:
         raise UsageError(f"unknown profile {name!r}; the profiles are: {', '.join(known)}")
 
 
-@cache
 def load(
     challenge_id: str, track: Track = "cpu", profile: str = "", trap_set: Path | None = None
 ) -> Challenge:
@@ -423,4 +422,9 @@ def load(
     own = known[challenge_id]
     if not profile and trap_set is None:
         return own
+    return _variant(own, profile, trap_set)
+
+
+@cache
+def _variant(own: Challenge, profile: str, trap_set: Path | None) -> Challenge:
     return Challenge(own.folder, own.package, profile, trap_set)

@@ -41,7 +41,7 @@ MOST_TOKENS = 10**12
 class CellKey(NamedTuple):
     entrant: str
     challenge: str
-    track: str
+    track: Track
     attempt: int
 
 

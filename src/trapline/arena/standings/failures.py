@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from trapline.arena.record import Cell, Record
+from trapline.arena.record import Cell, Record, Track
 from trapline.arena.standings.board import latest
 from trapline.arena.standings.moments import Moment, met_traps
 
@@ -15,7 +15,7 @@ class SilentBug(Record):
 
     entrant: str
     challenge: str
-    track: str
+    track: Track
     attempt: int
     #: How many of its own tests passed.
     own_tests: int
