@@ -98,6 +98,21 @@ def test_varying_numbers_are_compared_by_magnitude(a, b, same):
     assert same_magnitude(said(a), said(b)) is same
 
 
+@pytest.mark.parametrize(
+    ("dx", "dgamma", "same"),
+    [(0.5, 0.9, True), (0.1, 0.9, True), (1e-11, 0.9, False), (0.8, 1e-11, True)],
+)
+def test_of_several_varying_numbers_each_is_compared(dx, dgamma, same):
+    mine = {"dx": dx, "dgamma": dgamma, "dbeta": 1e-11}
+    assert same_magnitude(said(mine), said({"dx": 0.8, "dgamma": 0.06, "dbeta": 3e-9})) is same
+
+
+def test_another_magnitude_than_infinity_is_another_error():
+    infinite = {"dx": np.inf, "dgamma": 1.0}
+    assert same_magnitude(said(infinite), said({"dx": np.inf, "dgamma": 2.0}))
+    assert not same_magnitude(said(infinite), said({"dx": 2.0, "dgamma": 1.0}))
+
+
 def test_messages_without_numbers():
     assert without_numbers("y[3] is 1.5e-3") == without_numbers("y[12] is -7")
 

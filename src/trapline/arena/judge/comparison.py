@@ -22,6 +22,8 @@ _THROUGH_SINGLE = (2.0**-28, 2.0**-18)
 _THROUGH_HALF = (2.0**-17, 2.0**-6)
 _SAME_NOISE = 16.0
 _PROPORTIONAL = 0.9
+#: Of the largest of several measured errors: what another draw may bring or take away.
+_SMALL_PART = 0.1
 Mask = np.ndarray
 #: Where the submission is wrong, where the mutant is wrong, where the two agree, and where the
 #: submission gives a value that says something: not nothing, zero, infinity or an exception.
@@ -273,14 +275,29 @@ def _equal_numbers(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def same_magnitude(got: Transcript, mutant: Transcript) -> bool:
-    """The last answers, where they are single numbers, differ by less than a factor of 4."""
+    """The last answers are about as large: a single number within a factor of 4; of several, each
+    one within a factor of 16, unless it is small beside the largest."""
     if not got.exchanges or not mutant.exchanges:
         return False
-    last = got.exchanges[-1].answer, mutant.exchanges[-1].answer
-    if not all(isinstance(value, float | np.floating) for value in last):
-        return True
-    small, large = sorted(abs(float(value)) for value in last)
-    return large <= 4.0 * small
+    mine, theirs = (transcript.exchanges[-1].answer for transcript in (got, mutant))
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
+        pairs = [(mine[key], theirs[key]) for key in mine]
+    else:
+        pairs = [(mine, theirs)]
+    sizes = [tuple(map(_size, pair)) for pair in pairs]
+    known = [(a, b) for a, b in sizes if a is not None and b is not None]
+    factor, small = 4.0, 0.0
+    if len(pairs) > 1:
+        finite = [size for pair in known for size in pair if np.isfinite(size)]
+        factor, small = _SAME_NOISE, _SMALL_PART * max(finite, default=0.0)
+    return all(max(pair) <= max(factor * min(pair), small) for pair in known)
+
+
+def _size(value: Any) -> float | None:
+    """The size of a number; infinite for one that is not finite."""
+    if not isinstance(value, float | np.floating):
+        return None
+    return abs(float(value)) if np.isfinite(value) else np.inf
 
 
 def without_numbers(message: str) -> str:
