@@ -76,6 +76,27 @@ def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="a node with the picked token is accepted wherever in the tree it hangs",
+    severity="critical",
+    story="The walk over the nodes compares tokens and forgets to compare parents; it shows where a "
+    "token stands in two branches.",
+    mutant=edit(
+        WALK,
+        "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
+        "        if token == choices[node + 1]:\n"
+        "            node = number\n            path.append(number)\n",
+    ),
+    seen=WRITTEN,
+)
+def node_of_another_branch(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, x, y = distinct(rng, 4)
+    # Root → a, b; a → b. After a the target says b, which is the second of the two.
+    table.verify(submission, [a, b, b], [-1, -1, 0], [a, b, y, x], ([0, 2], x))
+    # Nothing hangs below a.
+    table.verify(submission, [a, b], [-1, -1], [a, b, x], ([0], b))
+
+
+@trap(
     catches="only the node right after the last accepted one is looked at",
     severity="major",
     story="Verification that is right for chains and blind to branches.",

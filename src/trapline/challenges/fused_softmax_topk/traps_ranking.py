@@ -25,6 +25,7 @@ from trapline.challenges.fused_softmax_topk.solution_lines import (
 
 # Nothing is left out before the sort.
 _NO_CUT = ("    if values.size > k:\n", "    if False:\n")
+_LARGEST_CUT = "kept = np.sort(np.argpartition(-values, k - 1)[:k])"
 _UNFILTERED = (_NO_CUT, (FRESH, ALL_VALUES))
 
 
@@ -195,6 +196,7 @@ def candidates_begin_with_zeros(submission: Submission, rng: Rng) -> None:
         (KEPT, "kept = np.sort(np.argpartition(values, values.size - k)[-k:])"),
         (FRESH, ALL_VALUES),
     ),
+    also=[edit(KEPT, _LARGEST_CUT), edits((KEPT, _LARGEST_CUT), ("TILE = 8192", "TILE = 16384"))],
 )
 def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
     logits = np.full((3, 200), -1.5)

@@ -473,6 +473,38 @@ def fork_between_layers(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="when one of three holders leaves a page, the other two take it for their own",
+    severity="critical",
+    story="A flag says that a page is shared, where a count is needed: two are left, and both write "
+    "in place.",
+    seen="an answer written from this prompt alone",
+    control=never_forked,
+    mutant=edit(
+        "        self.holders[page] -= 1\n",
+        "        self.holders[page] = min(self.holders[page] - 1, 1)\n",
+    ),
+    also=[
+        edit(
+            "        self._release(page)\n        return copy",
+            "        self.holders[page] = 1\n        return copy",
+        )
+    ],
+)
+def third_holder_forgotten(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED):
+        seq = twin.add(3)
+        copies, leaves = twin.forks(seq, 2)
+        twin.append(copies, 1)
+        twin.append(leaves, 1)
+        twin.check()
+        first, second = twin.forks(seq, 2)
+        twin.free(first)
+        twin.append(second, 1)
+        twin.append(seq, 1)
+        twin.check()
+
+
+@trap(
     catches="the count of a page's holders is one byte: after 255 forks it is 0",
     severity="major",
     story="A page with many holders looks like one without, and is written in place.",

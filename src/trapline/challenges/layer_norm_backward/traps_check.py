@@ -494,8 +494,15 @@ def _moves(submission: Submission, rng: Rng) -> dict[str, list[Array]]:
         "dgamma": [gamma - p.gamma for _, (_, gamma, _) in checked.forward.calls],
         "dbeta": [beta - p.beta for _, (_, _, beta) in checked.forward.calls],
     }
-    moved = {name: [move for move in moves if move.any()] for name, moves in shifts.items()}
+    moved = {name: _without_traces(moves) for name, moves in shifts.items()}
     return {name: moves for name, moves in moved.items() if moves or name != "dx"}
+
+
+def _without_traces(moves: list[Array]) -> list[Array]:
+    """The moves without those of the last bits, which rounding leaves in an input."""
+    sizes = [float(np.linalg.norm(move)) for move in moves]
+    least = 1e-6 * max(sizes, default=0.0)
+    return [move for move, size in zip(moves, sizes, strict=True) if size > least]
 
 
 def _check_noticed(

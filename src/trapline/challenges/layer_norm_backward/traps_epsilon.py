@@ -208,3 +208,26 @@ def rstd_without_eps(submission: Submission, rng: Rng) -> None:
 )
 def eps_added_again_backward(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, spread=0.5, eps=0.5), "dx")
+
+
+@trap(
+    catches="eps is scaled with the spread of the row, by another factor than its variance",
+    severity="major",
+    story="A row is divided by its size so that its squares cannot overflow; eps then takes the "
+    "square of that factor, too.",
+    seen=WRITTEN_BLIND,
+    mutant=edit(
+        _RSTD,
+        "size = 2.0 ** np.frexp(np.max(np.abs(centred), axis=-1, initial=0.0))[1]\n"
+        "    rstd = 1.0 / np.sqrt(var + eps * size)",
+    ),
+    also=[
+        edit(
+            _RSTD,
+            "size = np.max(np.abs(centred), axis=-1, initial=0.0)\n"
+            "    rstd = 1.0 / np.sqrt(var + eps * np.where(size > 0.0, size, 1.0))",
+        ),
+    ],
+)
+def eps_scaled_with_the_row(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=20.0, eps=0.1))
