@@ -78,8 +78,8 @@ def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a node with the picked token is accepted wherever in the tree it hangs",
     severity="critical",
-    story="The walk over the nodes compares tokens and forgets to compare parents; it shows where a "
-    "token stands in two branches.",
+    story="The walk over the nodes compares tokens and forgets to compare parents; it shows where "
+    "a token stands in two branches.",
     mutant=edit(
         WALK,
         "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"

@@ -475,8 +475,8 @@ def fork_between_layers(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="when one of three holders leaves a page, the other two take it for their own",
     severity="critical",
-    story="A flag says that a page is shared, where a count is needed: two are left, and both write "
-    "in place.",
+    story="A flag says that a page is shared, where a count is needed: two are left, and both "
+    "write in place.",
     seen="an answer written from this prompt alone",
     control=never_forked,
     mutant=edit(
