@@ -31,6 +31,7 @@ SLOW = frozenset(
         "mask-for-all-pairs",
         "forward-score-matrix-in-memory",
         "forward-mask-for-all-pairs",
+        "gradient-parts-collected",
     }
 )
 

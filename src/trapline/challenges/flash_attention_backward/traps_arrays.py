@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     Saved,
@@ -26,6 +26,8 @@ from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape
 _DELTA = "(dout * out).sum(axis=-1)"
 _LEVEL = "np.where(lse == -np.inf, 0, lse)"
 _ZEROS = "dq, dk, dv = (np.zeros(x.shape, x.dtype) for x in (q, k, v))"
+
+_OUT, _LSE = "np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T), q.dtype)"
 
 # --- arrays as they come --------------------------------------------------------------------------
 
@@ -455,3 +457,49 @@ def keys_changed_in_place(submission: Submission, rng: np.random.Generator) -> N
 )
 def large_lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     survives(submission, with_logits(rng, [30.0, 31.0, 29.0, 30.0], 4, True), "lse")
+
+
+def _pooled(*pairs: tuple[str, str]) -> Mutant:
+    """These arrays of an answer come from a pool by shape and dtype."""
+    imported = "import numpy as np\n"
+    return edits((imported, f"{imported}\n_POOL = {{}}\n"), *pairs)
+
+
+def _gradients(names: str) -> tuple[str, str]:
+    """The gradients with these names are cleared and used again."""
+    taken = "_POOL.setdefault((name, x.shape, x.dtype), np.zeros(x.shape, x.dtype))"
+    return (
+        _ZEROS,
+        f"dq, dk, dv = ({taken} if name in {names!r} else np.zeros(x.shape, x.dtype)\n"
+        "                  for name, x in zip('qkv', (q, k, v)))\n"
+        "    for x in (dq, dk, dv):\n        x.fill(0)",
+    )
+
+
+_FORWARD_POOLS = (
+    (_OUT, f"_POOL.setdefault((B, H, T, D, q.dtype), {_OUT})"),
+    (_LSE, f"_POOL.setdefault((B, H, T, q.dtype), {_LSE})"),
+)
+
+
+@trap(
+    catches="the arrays of an earlier answer, gradients or out and lse, are used again and "
+    "overwritten",
+    severity="major",
+    story="Accumulators come from a pool keyed by shape: whoever keeps the gradients of two layers "
+    "has one of them twice.",
+    mutant=_pooled(_gradients("qkv")),
+    also=[
+        *(_pooled(_gradients(name)) for name in "qkv"),
+        *(_pooled(pool) for pool in _FORWARD_POOLS),
+        _pooled(*_FORWARD_POOLS, _gradients("qkv")),
+    ],
+    seen=BLIND,
+)
+def answer_overwritten_later(submission: Submission, rng: np.random.Generator) -> None:
+    for _ in range(2):
+        arguments = draw(Shape(T=4, S=4), rng, False)
+        calls = {"flash_attention": arguments[1:4], "flash_attention_backward": arguments}
+        for entry, inputs in calls.items():
+            _, shared = submission.sharing(entry, *inputs)
+            expect.that(not shared.earlier_answer, "an answer lies in the memory of an earlier one")

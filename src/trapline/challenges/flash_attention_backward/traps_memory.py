@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import NAMES, triple
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary
@@ -16,14 +16,21 @@ _FORWARD_CHECKED = "    _check(q, k, v, tile)\n    (B, H"
 #: Queries and keys of every situation here, and how many pairs these are.
 LENGTH = 3072
 PAIRS = LENGTH * LENGTH
+_SQUARE = Shape(T=LENGTH, S=LENGTH)
 
 
-def backward_rise(submission: Submission, rng: np.random.Generator, causal: bool) -> int:
+def backward_rise(
+    submission: Submission,
+    rng: np.random.Generator,
+    causal: bool,
+    shape: Shape = _SQUARE,
+    tile: int = 64,
+) -> int:
     """By how many bytes memory rises in a backward pass; its dv is right in the sum."""
-    q, k, v = Shape(T=LENGTH, S=LENGTH).draw(rng, np.float32)
+    q, k, v = shape.draw(rng, np.float32)
     dout = rng.standard_normal(q.shape).astype(q.dtype)
     arguments = dout, q, k, v, *blockwise(q, k, v, causal)
-    settings = {"causal": causal, "tile": 64}
+    settings = {"causal": causal, "tile": tile}
     answer, rise = weighed(submission, "flash_attention_backward", *arguments, **settings)
     for name, got in zip(NAMES, triple(answer), strict=True):
         form(submission.scope, got, q, q.dtype, name)
@@ -35,7 +42,7 @@ def backward_rise(submission: Submission, rng: np.random.Generator, causal: bool
 
 def forward_rise(submission: Submission, rng: np.random.Generator, causal: bool) -> int:
     """By how many bytes memory rises in a forward pass; its last rows are right."""
-    q, k, v = Shape(T=LENGTH, S=LENGTH).draw(rng, np.float32)
+    q, k, v = _SQUARE.draw(rng, np.float32)
     answer, rise = weighed(submission, "flash_attention", q, k, v, causal=causal, tile=64)
     scope = submission.scope
     out, lse = pair(answer)
@@ -118,3 +125,42 @@ def forward_score_matrix_in_memory(submission: Submission, rng: np.random.Genera
 )
 def forward_mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_mask(lambda causal: forward_rise(submission, rng, causal), PAIRS)
+
+
+#: With these, tile · D numbers for each pair of tiles are far more than the scores: 64 MiB and 4.
+_WIDE, _NARROW_TILE = Shape(T=1024, S=1024, D=256), 16
+_RETURN = "    return dq, dk, dv\n"
+_DELTA = "    delta = (dout * out).sum(axis=-1)\n"
+_SUMS = {
+    "dq": ("dq[b, h, rows]", "dscores @ k[b, g, cols]"),
+    "dk": ("dk[b, g, cols]", "dscores.T @ q[b, h, rows]"),
+    "dv": ("dv[b, g, cols]", "weights.T @ dout[b, h, rows]"),
+}
+
+
+def _collected(*names: str) -> Mutant:
+    """The parts of these gradients are kept in a list and summed at the end."""
+    sums = [_SUMS[name] for name in names]
+    return edits(
+        (_DELTA, _DELTA + "    parts = []\n"),
+        *((f"{place} += {part}", f"parts.append(({place}, {part}))") for place, part in sums),
+        (_RETURN, "    for whole, part in parts:\n        whole += part\n" + _RETURN),
+    )
+
+
+@trap(
+    catches="the parts of a gradient are kept for every pair of tiles and summed at the end: "
+    "memory that grows as T·S·D / tile",
+    severity="major",
+    story="Each part is as small as a tile, but there is one for every pair: with narrow tiles "
+    "they take more than the weights would.",
+    mutant=_collected("dk"),
+    also=[_collected("dv"), _collected("dq"), _collected("dk", "dv")],
+    seen=BLIND,
+    control=ordinary,
+)
+def gradient_parts_collected(submission: Submission, rng: np.random.Generator) -> None:
+    rise = backward_rise(submission, rng, False, _WIDE, _NARROW_TILE)
+    parts = _WIDE.T * _WIDE.S // _NARROW_TILE * _WIDE.D * 4
+    text = f"memory rose by {rise >> 20} MiB, the parts of a gradient are {parts >> 20}"
+    expect.that(rise < parts * 3 // 4, text)

@@ -75,6 +75,28 @@ def mean_rescaled_as_a_sum(submission: Submission, rng: np.random.Generator) -> 
     attends(submission, *Shape(T=4, S=8).draw(rng), tile=4)
 
 
+# --- lse ------------------------------------------------------------------------------------------
+
+
+@trap(
+    catches="lse of the forward pass is the logarithm of a sum that exp(maximum) has multiplied "
+    "back: it overflows for large scores and is −inf for low ones, while out is right",
+    severity="major",
+    story="log(total · exp(peak)) leaves the domain that the maximum was subtracted for; "
+    "peak + log(total) does not.",
+    mutant=traps_softmax.lse_leaves_the_log_domain.mutant,
+    also=[
+        in_both(traps_softmax.lse_leaves_the_log_domain.mutant),
+        *traps_softmax.lse_leaves_the_log_domain.also,
+    ],
+    seen=BLIND_FORWARD,
+    control=ordinary,
+)
+def forward_lse_leaves_the_log_domain(submission: Submission, rng: np.random.Generator) -> None:
+    for level in (2000.0, -2000.0):
+        two_tiles(submission, rng, [level + one for one in (3.0, 1.0, 2.0, 3.0) * 2])
+
+
 # --- merging --------------------------------------------------------------------------------------
 
 

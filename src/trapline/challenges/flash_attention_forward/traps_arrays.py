@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import (
     REFUSALS,
@@ -192,6 +192,32 @@ def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
 def answers_remembered_by_shape(submission: Submission, rng: np.random.Generator) -> None:
     for _ in range(3):
         attends(submission, *Shape(T=4, S=4).draw(rng), causal=True, tile=3)
+
+
+_OUT, _LSE = "np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T), q.dtype)"
+
+
+def _pooled(*arrays: str) -> Mutant:
+    """These arrays of the answer come from a pool by shape and dtype."""
+    keys = {_OUT: "(B, H, T, D, q.dtype)", _LSE: "(B, H, T, q.dtype)"}
+    return edits(
+        ("import numpy as np\n", "import numpy as np\n\n_POOL = {}\n"),
+        *((array, f"_POOL.setdefault({keys[array]}, {array})") for array in arrays),
+    )
+
+
+@trap(
+    catches="the arrays of an earlier answer are used again and overwritten",
+    severity="major",
+    story="Outputs come from a pool keyed by shape: whoever keeps two answers has one of them "
+    "twice.",
+    mutant=_pooled(_OUT, _LSE),
+    also=[_pooled(_OUT), _pooled(_LSE)],
+)
+def answer_overwritten_later(submission: Submission, rng: np.random.Generator) -> None:
+    for _ in range(2):
+        _, shared = submission.sharing("flash_attention", *Shape(T=4, S=4).draw(rng))
+        expect.that(not shared.earlier_answer, "an answer lies in the memory of an earlier one")
 
 
 #: Queries and keys of the situations of memory.

@@ -14,6 +14,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
     MASK,
     QUERY_LOOP,
     SUM,
+    UNANSWERED,
     WEIGHTED,
 )
 
@@ -225,7 +226,64 @@ def negative_index_hides_too_little(submission: Submission, rng: np.random.Gener
     attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=8)
 
 
+@trap(
+    catches="with more queries than keys the first query that sees a key is taken for blind",
+    severity="major",
+    story="The first query that sees a key is number T − S, not T − S + 1.",
+    mutant=insert_before(
+        "    return out, lse\n",
+        "    if causal and 0 < S < T:\n        out[:, :, T - S], lse[:, :, T - S] = 0, -np.inf\n",
+    ),
+    also=[
+        insert_before(
+            "    return out, lse\n",
+            "    if causal and 0 < S <= T:\n"
+            "        out[:, :, T - S], lse[:, :, T - S] = 0, -np.inf\n",
+        )
+    ],
+    seen=WRITTEN,
+    control=full_square,
+)
+def first_seeing_query_blind(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=6, S=4).draw(rng), causal=True, tile=8)
+
+
 # --- the mask and tiles ---------------------------------------------------------------------------
+
+
+_LOCAL_ROWS = "np.arange(rows)[:, None]"
+#: Key tiles end at the last visible key, and the triangle lies in the newest of them.
+_NEWEST = (
+    (_WHEN, "if causal:"),
+    (
+        MASK,
+        "newest = max(0, stop - tile)\n"
+        f"            scores[{_COLS} - newest > {_LOCAL_ROWS}] = -np.inf",
+    ),
+)
+#: Query tiles begin at the first query that sees a key.
+_SKIP_BLIND = (
+    (QUERY_LOOP, QUERY_LOOP.replace("range(0,", "range(max(0, T - S) if causal else 0,")),
+    UNANSWERED,
+)
+
+
+@trap(
+    catches="the triangle of a tile on the diagonal is built as if the tile were square: its "
+    "offset is lost where there are fewer queries than keys in it, or T ≠ S",
+    severity="major",
+    story="np.tri(rows, columns) without columns − rows; whole tiles and T = S hide it.",
+    mutant=edits(*_NEWEST, *_SKIP_BLIND),
+    also=[
+        edits(*_NEWEST),
+        edits((_HIDDEN, f"np.arange(cols.stop - cols.start) > {_LOCAL_ROWS}")),
+    ],
+    seen=WRITTEN,
+    control=causal_square,
+)
+def triangle_of_a_square_tile(submission: Submission, rng: np.random.Generator) -> None:
+    """The last tile of queries is half as long as the tile of keys; the diagonal is off by one."""
+    attends(submission, *Shape(T=6, S=7).draw(rng), causal=True, tile=4)
 
 
 @trap(

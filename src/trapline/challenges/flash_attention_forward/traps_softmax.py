@@ -146,6 +146,32 @@ def exponent_without_maximum(submission: Submission, rng: np.random.Generator) -
     attends(submission, *inputs, tile=2)
 
 
+def moderate_logits(submission: Submission, rng: np.random.Generator) -> None:
+    """Logits whose exponentials neither overflow nor underflow."""
+    inputs = with_logits(rng, np.array([3.0, 1.0, 2.0, 3.0]), 3, np.float64)
+    attends(submission, *inputs, tile=2)
+
+
+@trap(
+    catches="lse is the logarithm of a sum that exp(maximum) has multiplied back: it overflows for "
+    "large scores and is −inf for low ones, while out is right",
+    severity="major",
+    story="log(total · exp(peak)) leaves the domain that the maximum was subtracted for; "
+    "peak + log(total) does not.",
+    mutant=edit(LSE, "np.log(total * np.exp(peak))"),
+    also=[
+        edit(LSE, "np.log(total) + np.log(np.exp(peak))"),
+        edit(LSE, "np.log(np.maximum(total * np.exp(peak), np.finfo(q.dtype).tiny))"),
+    ],
+    seen=WRITTEN,
+    control=moderate_logits,
+)
+def lse_leaves_the_log_domain(submission: Submission, rng: np.random.Generator) -> None:
+    for level in (2000.0, -2000.0):
+        inputs = with_logits(rng, level + np.array([3.0, 1.0, 2.0, 3.0]), 3, np.float64)
+        attends(submission, *inputs, tile=2)
+
+
 @trap(
     catches="a running maximum that starts at 0 instead of −inf",
     severity="major",
