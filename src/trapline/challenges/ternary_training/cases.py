@@ -53,6 +53,8 @@ SLOW = frozenset(
         "targets-reversed",
         "targets-shifted-twice",
         "slopes-of-another-rule",
+        "distance-added",
+        "mlp-of-the-first-layer",
         "another-activation",
         "head-without-norm",
         "context-of-one-layer",

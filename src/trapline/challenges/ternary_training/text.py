@@ -98,6 +98,14 @@ def recalled(rng: np.random.Generator, vocab: int, count: int, longest: int) -> 
     return [document(int(length)) for length in rng.integers(longest // 2, longest + 1, count)]
 
 
+def ends_with_its_first(
+    rng: np.random.Generator, vocab: int, count: int, length: int
+) -> list[Document]:
+    """Noise, then a marker, then the document's first token once more."""
+    marker = vocab - 1
+    return [[*tokens, marker, tokens[0]] for tokens in noise(rng, marker, count, length - 2)]
+
+
 def unigram_perplexity(train: list[Document], judged: list[Document], vocab: int) -> float:
     """What counting words, one added to each, reaches on the judged documents."""
     counts = np.ones(vocab)

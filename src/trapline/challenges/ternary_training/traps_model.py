@@ -219,6 +219,36 @@ def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> No
     expect.that(same_tensors(first, other), "another process differs")
 
 
+_DRAW = "        weights[name] = (rng.standard_normal(shape) * _spread(shape)).astype(np.float32)\n"
+
+
+@trap(
+    catches="the starting weights change with every process (a salted hash)",
+    severity="major",
+    story="A generator for each tensor is seeded with Python's hash of the seed and the name, "
+    "which is salted: a second run on another day starts elsewhere.",
+    mutant=insert_before(
+        _DRAW,
+        '        rng = np.random.default_rng(abs(hash((config["seed"], name))))\n',
+        file=TRAINING,
+    ),
+    also=[
+        edit(
+            '    rng = np.random.default_rng(config["seed"])\n',
+            '    rng = np.random.default_rng(abs(hash(str(config["seed"]))))\n',
+            file=TRAINING,
+        )
+    ],
+    seen=BLIND,
+)
+def start_by_process(submission: Submission, rng: np.random.Generator) -> None:
+    documents, config = text.noise(rng, 8, 6, 8), config_of(rng)
+    first = submission.train(documents, config)
+    if same_tensors(first, submission.train(documents, config)):  # else that is another bug
+        other = submission.fresh().train(documents, config)
+        expect.that(same_tensors(first, other), "another process starts from other weights")
+
+
 @trap(
     catches="seed 0 counts as no seed: its starting weights are others every time",
     severity="minor",

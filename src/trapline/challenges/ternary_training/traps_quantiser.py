@@ -36,6 +36,17 @@ def _measured(largest: str) -> Mutant:
     )
 
 
+def _squares_lost(largest: str, left: str) -> Mutant:
+    """Of a group whose squares are 0, measured by the `largest` weight, these are `left`."""
+    return insert_after(
+        "    counts = magnitude > threshold\n",
+        f"    _, power = np.frexp({largest})\n"
+        "    squares = np.square(np.ldexp(magnitude, -power))\n"
+        "    peak = np.max(magnitude, axis=-1, keepdims=True, initial=0.0)\n"
+        f"    counts = np.where(squares.any(axis=-1, keepdims=True), counts, {left})\n",
+    )
+
+
 def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
     """Every group of every row is quantised as if it were the only one."""
     codes, scales = quantised(submission, w, group_size)
@@ -162,6 +173,38 @@ def small_group_vanishes(submission: Submission, rng: np.random.Generator) -> No
     codes, scales = quantised(submission, w, 16)
     expect.equal(codes, np.sign(w).astype(np.int8), "the codes of ±2**100 beside ±2**-10")
     expect.equal(scales[:, 1], np.full(2, 2.0**-10, dtype=np.float16), "the scales of ±2**-10")
+
+
+def _near_a_larger_group(submission: Submission, rng: np.random.Generator) -> None:
+    _beside(submission, rng, 2.0**10)
+
+
+@trap(
+    catches="the squares of a group vanish beside a huge one: weights are measured by the largest "
+    "of the whole tensor or row, and the best number of codes is lost",
+    severity="minor",
+    story="Normalised by the largest weight of all, a weight of 1 beside 1e300 is 1e-300, and its "
+    "square is 0.",
+    mutant=_squares_lost("magnitude.max(initial=0.0)", "magnitude >= peak"),
+    also=[
+        _squares_lost(
+            "magnitude.max(axis=(-2, -1), keepdims=True, initial=0.0)", "magnitude >= peak"
+        ),
+        _squares_lost("magnitude.max(initial=0.0)", "magnitude > 0"),
+    ],
+    seen=BLIND,
+    control=_near_a_larger_group,
+)
+def squares_vanish(submission: Submission, rng: np.random.Generator) -> None:
+    _beside(submission, rng, 2.0**1000)
+
+
+def _beside(submission: Submission, rng: np.random.Generator, size: float) -> None:
+    """Small groups are quantised beside one of ±size as if they were alone."""
+    w = clear_cut(rng, 3, 24).astype(np.float64)
+    w[:, 12:16] = (3.0, -2.5, 2.75, 1 / 64)
+    w[0, :12] = size * rng.choice([-1, 1], 12)
+    _same_alone(submission, w, 12)
 
 
 @trap(

@@ -13,17 +13,23 @@ from trapline.challenges.ternary_training.variants import (
     Fit,
     best_fit,
     fit_of_collapse,
+    fit_of_distance,
+    fit_of_one_mlp,
     fit_of_slopes,
 )
 from trapline.gold.ternary import small_lm
 
 _SLOPES = "slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)"
+_SECOND_MLP = {"layers.1.up", "layers.1.down"}
 _RELU = 'hidden = np.maximum(normed @ weights[f"{name}up"].T, 0.0)'
 
 
 def fits(submission: Submission, rng: np.random.Generator, trap_id: str, words: str) -> None:
     """Fails if, of all variants, one of this trap's is the model that the weights were made for."""
-    _is_not(best_fit(submission, rng), trap_id, words)
+    fit = best_fit(submission, rng)
+    # Weights for slopes of the wrong sign may fit another variant better by chance.
+    if fit.trap == trap_id and not fit_of_distance(submission, rng).trap:
+        _is_not(fit, trap_id, words)
 
 
 def _is_not(fit: Fit, trap_id: str, words: str) -> None:
@@ -240,6 +246,19 @@ def slopes_of_another_rule(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
+    catches="training adds the distance to the scores where the judged model subtracts it",
+    severity="major",
+    story="The sign of the bias is turned round: the model is trained to prefer far tokens, and "
+    "the judged one prefers near ones.",
+    mutant=edit("-slopes[:, None, None] * back", "slopes[:, None, None] * back", file=MODEL),
+    seen=BLIND,
+)
+def distance_added(submission: Submission, rng: np.random.Generator) -> None:
+    words = "that adds the distance to its scores"
+    _is_not(fit_of_distance(submission, rng), "distance-added", words)
+
+
+@trap(
     catches="the MLP of the training has another activation than ReLU",
     severity="major",
     story="The square of the ReLU, or none at all; the judged model applies the ReLU.",
@@ -372,6 +391,27 @@ def context_of_one_layer(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
+    catches="in training every layer runs through the MLP of the first layer",
+    severity="major",
+    story="The name of the first layer is written out in the loop: the MLPs of the others are "
+    "never trained, and the judged model uses them.",
+    mutant=edits(
+        ("_mlp(weights, name, x)\n        tape", '_mlp(weights, "layers.0.", x)\n        tape'),
+        (
+            "_mlp_backward(weights, name, dx, mlp_tape, gradients)\n        dx",
+            '_mlp_backward(weights, "layers.0.", dx, mlp_tape, gradients)\n        dx',
+        ),
+        file=MODEL,
+    ),
+    seen=BLIND,
+)
+def mlp_of_the_first_layer(submission: Submission, rng: np.random.Generator) -> None:
+    if set(_untrained(submission, rng)) >= _SECOND_MLP:
+        words = "whose layers share the first one's MLP"
+        _is_not(fit_of_one_mlp(submission, rng), "mlp-of-the-first-layer", words)
+
+
+@trap(
     catches="a tensor is never trained: its gradient is missing or does not reach it",
     severity="minor",
     story="The gradient of the embedding is forgotten, or the optimiser's list lacks a tensor; the "
@@ -381,6 +421,8 @@ def context_of_one_layer(submission: Submission, rng: np.random.Generator) -> No
 def tensor_never_trained(submission: Submission, rng: np.random.Generator) -> None:
     attention = [f"layers.{layer}.{name}" for layer in range(2) for name in "qkvo"]
     same = [name for name in _untrained(submission, rng) if name not in attention]
+    if set(same) == _SECOND_MLP and fit_of_one_mlp(submission, rng).trap:
+        return  # the first layer's MLP is used in its place: that is another trap's
     expect.that(not same, f"training leaves {', '.join(same)} as it began")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from trapline.arena.errors import Violation
 from trapline.arena.process.proxy import Submission
+from trapline.arena.process.transcript import Exchange
 from trapline.challenges.ternary_training.cases import UNIGRAM_SHARE, weights_of
 from trapline.challenges.ternary_training.situations import (
     VOCAB,
@@ -22,7 +23,11 @@ from trapline.challenges.ternary_training.situations import (
     trained_on_few,
     unhurried,
 )
-from trapline.challenges.ternary_training.text import Grammar, unigram_perplexity
+from trapline.challenges.ternary_training.text import (
+    Grammar,
+    ends_with_its_first,
+    unigram_perplexity,
+)
 from trapline.gold.ternary import small_lm
 
 Weights = Mapping[str, np.ndarray]
@@ -47,6 +52,10 @@ class Variant:
     tied: bool = False
     #: The number of the first head, for its slope.
     first_head: int = 1
+    #: Whether distance back is added to the scores.
+    distance_added: bool = False
+    #: Where the layers after the first take their MLP from.
+    later_mlps: Literal["own", "first", "none"] = "own"
     activation: Literal["relu", "squared relu", "none"] = "relu"
     norm_before_head: bool = True
     target: Target = "next"
@@ -66,6 +75,7 @@ VARIANTS: tuple[tuple[str, Variant], ...] = (
     ("mlp-not-added", Variant(mlp_added=False)),
     ("projections-transposed", Variant(transposed=True)),
     ("head-tied-in-training", Variant(tied=True)),
+    ("mlp-of-the-first-layer", Variant(later_mlps="first")),
     ("another-activation", Variant(activation="squared relu")),
     ("another-activation", Variant(activation="none")),
     ("head-without-norm", Variant(norm_before_head=False)),
@@ -81,6 +91,11 @@ BETTER_BY_THE_FUTURE = 0.86
 #: The same for slopes with one head, where weights of right answers reach 0.999.
 BETTER_WITH_ONE_HEAD = 0.985
 ONE_HEAD_SECONDS = 2
+#: For the sign of the slopes. There weights of right answers reach 0.99, wrong ones 0.55 to 0.87.
+DISTANCE_SECONDS = 4
+#: For weights whose later MLPs are untrained. Made for the first one's they reach 0.87 to 0.96;
+#: where only the gradient is missing 1.05, where those MLPs are left out 1.01.
+BETTER_WITH_FIRST_MLP = 0.985
 #: Of the perplexity of guessing: the contract's limit on noise.
 COLLAPSED = 4.0
 #: For weights beyond that limit. Learned by heart, they do a little better or worse by chance.
@@ -122,8 +137,11 @@ def _logits(
         mixed = _attention(normed, part, config["heads"], model)
         x = x + mixed if model.attention_added else mixed
         normed = _norm(x, model) if model.norm_in_layers else x
-        hidden = _active(normed @ weights[f"layers.{layer}.up"].T, model)
-        moved = hidden @ weights[f"layers.{layer}.down"].T
+        if layer and model.later_mlps == "none":
+            continue
+        source = 0 if model.later_mlps == "first" else layer
+        hidden = _active(normed @ weights[f"layers.{source}.up"].T, model)
+        moved = hidden @ weights[f"layers.{source}.down"].T
         x = x + moved if model.mlp_added else moved
     head = weights["embedding" if model.tied else "head"]
     last: np.ndarray = (_norm(x, model) if model.norm_before_head else x) @ head.T
@@ -158,6 +176,7 @@ def _attention(x: np.ndarray, part: Weights, heads: int, model: Variant) -> np.n
             columns = np.arange(head, dim, heads)
         q, k, v = (x @ part[name][columns].T for name in "qkv")
         slope = 2.0 ** (-8.0 * (head + model.first_head) / heads)
+        slope = -slope if model.distance_added else slope
         scores = q @ k.T / np.sqrt(width) - slope * distance
         scores = np.where(back >= -model.ahead, scores, -np.inf)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -175,6 +194,7 @@ class Fit:
     judged: float
 
 
+NONE = Fit("", np.nan, np.nan)
 _FOUND: "WeakKeyDictionary[Submission, Fit]" = WeakKeyDictionary()
 
 
@@ -187,7 +207,7 @@ def best_fit(submission: Submission, rng: np.random.Generator) -> Fit:
         run = trained(submission, rng)
         weights = weights_of(run.tensors, run.config)
     except Violation:
-        return Fit("", np.nan, np.nan)
+        return NONE
     if submission not in _FOUND:
         judged = perplexity(weights, run.unseen, run.config, JUDGED)
         found, trap = min(
@@ -208,7 +228,7 @@ def fit_of_collapse(submission: Submission, rng: np.random.Generator) -> Fit:
         run = trained_on_few(submission, rng)
         weights = weights_of(run.tensors, run.config)
     except Violation:
-        return Fit("", np.nan, np.nan)
+        return NONE
     models = [JUDGED, *(model for trap, model in VARIANTS if trap == "future-visible")]
     judged, *seeing = (perplexity(weights, run.unseen, run.config, model) for model in models)
     fits = judged > COLLAPSED * run.config["vocab"] and min(seeing) < BETTER_IF_COLLAPSED * judged
@@ -227,12 +247,65 @@ def fit_of_slopes(submission: Submission, rng: np.random.Generator) -> Fit:
     try:
         weights = weights_of(submission.train(shown, config), config)
     except Violation:
-        return Fit("", np.nan, np.nan)
+        return NONE
     judged, found = (
         perplexity(weights, unseen, config, model) for model in (JUDGED, Variant(first_head=0))
     )
     unigram = unigram_perplexity(shown, unseen, config["vocab"])
     return _fit("slopes-of-another-rule", found, judged, unigram, BETTER_WITH_ONE_HEAD)
+
+
+_DISTANCE: "WeakKeyDictionary[Submission, tuple[Fit, Exchange]]" = WeakKeyDictionary()
+
+
+def fit_of_distance(submission: Submission, rng: np.random.Generator) -> Fit:
+    """Whether weights fit slopes of the wrong sign, where the farthest token is the one to copy.
+
+    With such slopes it is easily seen. Elsewhere trained weights do nearly as well with both signs.
+    """
+    if submission not in _DISTANCE:
+        vocab, heads = 6, 16
+        documents = ends_with_its_first(rng, vocab, 2060, 6)
+        shown, unseen = documents[:2000], documents[2000:]
+        budget = unhurried(DISTANCE_SECONDS)
+        config = config_of(rng, vocab=vocab, layers=1, heads=heads, context=8, seconds=budget)
+        try:
+            weights = weights_of(submission.train(shown, config), config)
+        except Violation:
+            return NONE
+        models = JUDGED, Variant(distance_added=True)
+        judged, found = (perplexity(weights, unseen, config, model) for model in models)
+        fit = _fit(
+            "distance-added",
+            found,
+            judged,
+            unigram_perplexity(shown, unseen, vocab),
+            CLEARLY_BETTER,
+        )
+        _DISTANCE[submission] = fit, submission.transcript.exchanges[-1]
+    fit, call = _DISTANCE[submission]
+    exchanges = submission.transcript.exchanges
+    if all(exchange is not call for exchange in exchanges):
+        exchanges.append(call)
+    return fit
+
+
+def fit_of_one_mlp(submission: Submission, rng: np.random.Generator) -> Fit:
+    """Whether weights do better where every layer has the MLP of the first one.
+
+    Weights that learned little count, too: this is asked where the other MLPs are untrained.
+    """
+    try:
+        run = trained(submission, rng)
+        weights = weights_of(run.tensors, run.config)
+    except Violation:
+        return NONE
+    models = JUDGED, Variant(later_mlps="first"), Variant(later_mlps="none")
+    judged, found, without = (
+        perplexity(weights, run.unseen, run.config, model) for model in models
+    )
+    fits = found < min(BETTER_WITH_FIRST_MLP * judged, without)
+    return Fit("mlp-of-the-first-layer" if fits else "", found, judged)
 
 
 def _fit(trap: str, found: float, judged: float, unigram: float, better: float) -> Fit:
