@@ -486,8 +486,8 @@ _FORWARD_POOLS = (
     catches="the arrays of an earlier answer, gradients or out and lse, are used again and "
     "overwritten",
     severity="major",
-    story="Accumulators come from a pool keyed by shape: whoever keeps the gradients of two layers "
-    "has one of them twice.",
+    story="Accumulators come from a pool keyed by shape: a caller that keeps the gradients of two "
+    "layers finds those of the second in both.",
     mutant=_pooled(_gradients("qkv")),
     also=[
         *(_pooled(_gradients(name)) for name in "qkv"),

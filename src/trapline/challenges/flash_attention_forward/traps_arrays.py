@@ -209,8 +209,8 @@ def _pooled(*arrays: str) -> Mutant:
 @trap(
     catches="the arrays of an earlier answer are used again and overwritten",
     severity="major",
-    story="Outputs come from a pool keyed by shape: whoever keeps two answers has one of them "
-    "twice.",
+    story="Outputs come from a pool keyed by shape: a caller that keeps two answers finds the "
+    "second one in both.",
     mutant=_pooled(_OUT, _LSE),
     also=[_pooled(_OUT), _pooled(_LSE)],
 )

@@ -229,8 +229,8 @@ def _expect_no_growth(submission: Submission, small: np.ndarray, large: np.ndarr
 @trap(
     catches="the arrays of an earlier answer are used again and overwritten",
     severity="major",
-    story="Outputs come from a pool keyed by shape: whoever keeps two answers has one of them "
-    "twice.",
+    story="Outputs come from a pool keyed by shape: a caller that keeps two answers finds the "
+    "second one in both.",
     mutant=edits(
         (_TILE_DEF, _TILE_DEF + "\n_POOL = {}"),
         (PROBS, "probs = _POOL.setdefault((rows, k), np.empty((rows, k), logits.dtype))"),
