@@ -264,3 +264,18 @@ def test_linear_memory_has_exponent_one(sorting, level, tmp_path, monkeypatch):
     with Submission(tmp_path, config) as submission:
         growth = measure.memory_growth(sorting, submission, np.random.default_rng(3), plan)
     assert growth.exponent == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kibibytes", "exponent"),
+    [((256, 256, 512, 1024), 1.0), ((1024, 2304, 4096, 9216), 2.0)],
+    ids=["steps of the kernel's counters", "a byte for each pair"],
+)
+def test_steps_of_the_counters_are_no_growth(sorting, monkeypatch, kibibytes, exponent):
+    """The first was measured once for an answer whose memory hardly grows; it scored 83."""
+    rises = iter(kibibytes)
+    monkeypatch.setattr(measure, "_weigh", lambda *_: (0, next(rises) << 10))
+    plan = measure.MemoryPlan(sizes=[1024, 1536, 2048, 3072])
+    growth = measure.memory_growth(sorting, None, np.random.default_rng(3), plan)
+    assert growth.exponent <= exponent + 0.1
+    assert growth.exponent > exponent - 0.6
