@@ -271,7 +271,9 @@ def test_linear_memory_has_exponent_one(sorting, level, tmp_path, monkeypatch):
     [((256, 256, 512, 1024), 1.0), ((1024, 2304, 4096, 9216), 2.0)],
     ids=["steps of the kernel's counters", "a byte for each pair"],
 )
-def test_steps_of_the_counters_are_no_growth(sorting, monkeypatch, kibibytes, exponent):
+def test_growth_is_fitted_above_the_steps_of_the_counters(
+    sorting, monkeypatch, kibibytes, exponent
+):
     """The first was measured once for an answer whose memory hardly grows; it scored 83."""
     rises = iter(kibibytes)
     monkeypatch.setattr(measure, "_weigh", lambda *_: (0, next(rises) << 10))
