@@ -311,6 +311,13 @@ def _partitioned(chosen: str) -> Mutant:
     )
 
 
+#: Only continuations that are possible are partitioned.
+_OF_POSSIBLE = (
+    "(possible := np.flatnonzero(values > -np.inf))"
+    "[np.argpartition(-values[possible], min(count, possible.size) - 1)[:count]]"
+)
+
+
 @trap(
     catches="argpartition decides which of many equal continuations live",
     severity="minor",
@@ -321,6 +328,7 @@ def _partitioned(chosen: str) -> Mutant:
         _partitioned("np.sort(np.argpartition(-values, count - 1)[:count])"),
         _partitioned("np.argpartition(values, values.size - count)[-count:]"),
         _partitioned("np.sort(np.argpartition(values, values.size - count)[-count:])"),
+        _partitioned(_OF_POSSIBLE),
     ),
     control=ordinary_search,
 )

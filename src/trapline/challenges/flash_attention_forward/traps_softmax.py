@@ -74,6 +74,13 @@ def nothing_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     story="Mathematically equal and right on random data; a strong first key (an attention sink) "
     "followed by ordinary ones overflows.",
     mutant=edit("np.maximum(peak, scores.max(axis=1))", "scores.max(axis=1)"),
+    also=[
+        # Rows that a tile hides entirely keep their maximum.
+        edit(
+            "np.maximum(peak, scores.max(axis=1))",
+            "np.where(scores.max(axis=1) == -np.inf, peak, scores.max(axis=1))",
+        ),
+    ],
     seen=WRITTEN,
 )
 def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:

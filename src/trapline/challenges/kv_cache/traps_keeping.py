@@ -109,6 +109,25 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="keep leaves as many leading pages alone as positions keep their place anywhere",
+    severity="major",
+    story="Pages in front may stay only up to the first position that moves; with the matches "
+    "counted instead, a page whose positions change places stays as it was.",
+    seen="an answer written from this prompt alone",
+    control=kept_in_order,
+    mutant=edit(
+        "        fixed = int(moved[0]) // self.page_size\n",
+        "        fixed = (len(indices) - len(moved)) // self.page_size\n",
+    ),
+)
+def keep_counts_unmoved_positions(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED):
+        seq = twin.add(12)
+        twin.keep(seq, [1, 0, *range(2, 12)])
+        twin.check()
+
+
+@trap(
     catches="keep reorders pages that another sequence holds too",
     severity="major",
     story="Compacting one branch of a search then corrupts the others.",

@@ -417,6 +417,14 @@ def mlp_of_the_first_layer(submission: Submission, rng: np.random.Generator) -> 
     story="The gradient of the embedding is forgotten, or the optimiser's list lacks a tensor; the "
     "other tensors learn around it, so that the loss hardly shows it.",
     mutant=edit('    np.add.at(gradients["embedding"], tokens, dx)\n', "", file=MODEL),
+    also=[
+        edit(
+            "        self.latent[name] -= np",
+            f'        self.latent[name] -= ("{name}" not in name) * np',
+            file=TRAINING,
+        )
+        for name in ("down", "up")
+    ],
 )
 def tensor_never_trained(submission: Submission, rng: np.random.Generator) -> None:
     attention = [f"layers.{layer}.{name}" for layer in range(2) for name in "qkvo"]

@@ -210,10 +210,10 @@ def compact(kv, prefix_len, path):
 
 # ---------------------------------------------------------------- generation
 
-def _picks(log_probs, rows):
+def _picks(log_probs, rows, vocabulary):
     """The most likely token of every row of the target's answer."""
     log_probs = _array(log_probs, 2, np.floating, "the target's answer")
-    if log_probs.shape[0] != rows or log_probs.shape[1] == 0:
+    if log_probs.shape != (rows, vocabulary) or vocabulary == 0:
         raise ValueError("the target's answer is not (N+1, V)")
     if np.isnan(log_probs).any():
         raise ValueError("the target's answer holds NaN")
@@ -234,10 +234,11 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     stats = {"target_passes": 0, "accepted": 0}
     finished = False
     while len(generated) < max_new_tokens and not finished:
-        tokens, parents = build_tree(drafter.block(list(committed)), budget)
+        log_q = drafter.block(list(committed))
+        tokens, parents = build_tree(log_q, budget)
         log_probs = target.tree_log_probs(list(committed), tokens, parents)
         stats["target_passes"] += 1
-        path, bonus = verify_tree(tokens, parents, _picks(log_probs, tokens.size + 1))
+        path, bonus = verify_tree(tokens, parents, _picks(log_probs, tokens.size + 1, log_q.shape[1]))
 
         fresh = [int(tokens[node]) for node in path] + [bonus]
         fresh = fresh[:max_new_tokens - len(generated)]
