@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from trapline.arena.errors import SubmissionDied, SubmissionHung, SubmissionRaised, Violation
-from trapline.arena.judge import expect
+from trapline.arena.judge import checks, expect
 from trapline.arena.judge.checks import run_check
-from trapline.arena.judge.traps import case
+from trapline.arena.judge.traps import Case, case
 from trapline.arena.process import session
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Stub, Submission
@@ -242,6 +242,29 @@ def test_call_that_waits_uses_no_processor_time(submission):
     submission.config = replace(submission.config, call_seconds=60, processor_share=0.005)
     assert submission.ask(Stub(predict=lambda x: time.sleep(0.6) or x), 3) == 4
     assert submission.nap(0.6) == "awake"
+
+
+def test_bad_input_ends_after_a_small_share_of_the_limit(submission, monkeypatch):
+    monkeypatch.setattr(checks, "REFUSAL_SHARE", 0.005)
+    submission.config = replace(submission.config, call_seconds=60)
+    started = time.monotonic()
+    refused = run_check(Case("refused", spins, dimension="robustness"), submission, 0)
+    assert time.monotonic() - started < 30
+    assert (refused.state, refused.message) == ("fail", "no answer within 60 s")
+
+
+def test_ordinary_call_has_its_whole_limit(submission, monkeypatch):
+    monkeypatch.setattr(checks, "REFUSAL_SHARE", 0.005)
+    submission.config = replace(submission.config, call_seconds=1.5)
+    run_check(Case("refused", lambda submission, rng: None, dimension="robustness"), submission, 0)
+    started = time.monotonic()
+    assert run_check(Case("ordinary", spins), submission, 0).state == "fail"
+    assert time.monotonic() - started >= 1.5
+
+
+def spins(submission, rng):
+    """The answer loops without end, in another process too."""
+    submission.fresh().spin()
 
 
 @pytest.mark.parametrize("values", ["None", "[1]", "[1, 2, 3]"])

@@ -16,6 +16,8 @@ from trapline.arena.record import CheckResult
 #: After this many deaths of its process a submission gets no further chances.
 MAX_DEATHS = 12
 MAX_HANGS = 3
+#: Of a call's time limit, the share that bad input may take as processor time: refusing is quick.
+REFUSAL_SHARE = 0.1
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -33,6 +35,7 @@ def run_check(check: Case | Trap, submission: Submission, seed: int) -> CheckRes
     started = time.perf_counter()
     message = ""
     submission.transcript.exchanges.clear()
+    submission.processor_share = REFUSAL_SHARE if check.dimension == "robustness" else 1.0
     try:
         check.run(submission, generator(seed, check.id))
         submission.make_later_calls()

@@ -104,6 +104,8 @@ class Submission:
         self.forgeries: list[str] = []
         #: The calls of the current check and their answers.
         self.transcript = Transcript()
+        #: Of a call's time limit, the share that the current check allows as processor time.
+        self.processor_share = 1.0
         #: Calls that are made together with the next one.
         self._later: list[Ask] = []
         self._fresh: list[Submission] = []
@@ -262,6 +264,7 @@ class Submission:
         """The same submission in another process, which ends when the check does."""
         other = Submission(self._folder_to_copy(), self.config, full=self.full)
         other.forgeries, other.transcript = self.forgeries, self.transcript
+        other.processor_share = self.processor_share
         other._ahead = self._fresh_ahead
         self._fresh.append(other)
         return other
@@ -333,7 +336,13 @@ class _Exchange:
         seconds = self.submission.config.call_seconds
         started = time.monotonic()
         try:
-            return self.session.ask(self.header, self._encoder.buffers, seconds, self._call_back)
+            return self.session.ask(
+                self.header,
+                self._encoder.buffers,
+                seconds,
+                self._call_back,
+                self.submission.processor_share,
+            )
         except SubmissionDied as death:
             self.submission.deaths += 1
             # A hang counts as the whole limit, however early it was known.

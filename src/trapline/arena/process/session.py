@@ -99,11 +99,15 @@ class Session:
         buffers: tuple[Any, ...] | list[Any],
         seconds: float,
         on_callback: Callback | None = None,
+        most_share: float = 1.0,
     ) -> tuple[Header, np.ndarray]:
-        """Sends a request and returns its answer, serving callbacks in between."""
+        """Sends a request and returns its answer, serving callbacks in between.
+
+        `most_share`: how much of `seconds` may be processor time; the configuration may say less.
+        """
         limit = TimeLimit(
             seconds,
-            self.config.processor_share,
+            min(self.config.processor_share, most_share),
             self.running.processes,
             self.running.processor_seconds,
         )
