@@ -25,8 +25,14 @@ def launches(rows: int, vocabulary: int, k: int, dtype: str):
     """Every kernel that a call launches, compiled as the call would have it."""
     shift, width = SHIFTS[dtype], 4 if dtype == "fp32" else 8
     if plans.stays_in_cache(rows, vocabulary, k, PROCESSORS):
-        launch = kernels.many_launch(plans.many_plan(vocabulary, k), width, shift)
-        yield compiled(kernels.many_kernel, dtype, launch)
+        if k <= plans.RANKED:
+            plan = plans.small_k_plan(vocabulary, vocabulary, width)
+            yield compiled(kernels.many_small_k_kernel, dtype, kernels.small_k_launch(plan, shift))
+        else:
+            launch = kernels.many_launch(
+                plans.many_plan(vocabulary, k, vocabulary, width), width, shift
+            )
+            yield compiled(kernels.many_kernel, dtype, launch)
         return
     if vocabulary <= plans.SHORT:
         plan = plans.short_plan(vocabulary, k)
@@ -39,7 +45,7 @@ def launches(rows: int, vocabulary: int, k: int, dtype: str):
         yield compiled(kernels.stream_and_select_kernel, dtype, launch)
         yield compiled(kernels.clear_kernel, dtype, {"BLOCK": kernels.CLEARED, "num_warps": 4})
         return
-    yield compiled(kernels.stream_kernel, dtype, kernels.stream_launch(plan, width))
+    yield compiled(kernels.stream_kernel, dtype, kernels.stream_launch(plan, width, shift))
     yield compiled(kernels.select_kernel, dtype, kernels.select_launch(plan, width, shift))
 
 

@@ -13,7 +13,7 @@ from trapline.gold.device import LOG2_E
 from trapline.gold.softmax_topk.triton.shared_memory import (
     cell,
     counted_up,
-    pair_if,
+    larger_in_slice,
     put,
     set_cell,
 )
@@ -227,9 +227,12 @@ def bucket_of(key, peak, least, V, NUMBER: tl.constexpr, SHIFT: tl.constexpr):
 
 @triton.jit
 def rank_in_buckets(
-    room, cells, key, live, peak, least, V, NUMBER: tl.constexpr, SHIFT: tl.constexpr
+    room, cells, key, live, peak, least, V,
+    NUMBER: tl.constexpr, SHIFT: tl.constexpr, PACK: tl.constexpr = 1,
 ):  # fmt: skip
     """How many live keys are larger than each: all in better buckets, and some in its own.
+
+    A thread holds at least PACK keys, which it compares side by side.
 
     `cells`, one for each of NUMBER buckets, are 0, and the contents of the room are overwritten.
     Logits spread over the buckets, a few in each; equal ones share a bucket and are compared with
@@ -240,7 +243,6 @@ def rank_in_buckets(
     tl.debug_barrier()
     number = tl.arange(0, NUMBER)
     held = cell(cells, number)
-    most = tl.max(held, 0)
     begin = tl.cumsum(held, 0) - held
     tl.debug_barrier()
     set_cell(cells, number, begin | (held << 16))
@@ -248,10 +250,7 @@ def rank_in_buckets(
     mine = cell(cells, bucket)
     begin, held = mine & 0xFFFF, mine >> 16
     upper, lower = words(key)
-    put(room, begin + within, upper, lower, live)
+    put(room, begin + within, lower, upper, live)
     tl.debug_barrier()
-    beaten = begin
-    for other in range(most):
-        upper, lower = pair_if(room, begin + other, other < held)
-        beaten += (joined(upper, lower) > key).to(tl.int32)
-    return beaten
+    held = tl.where(live, held, 0)
+    return begin + larger_in_slice(room, begin, held, key, PACK)

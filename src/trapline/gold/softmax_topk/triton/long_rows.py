@@ -26,6 +26,12 @@ from trapline.gold.softmax_topk.triton.keys import (
     threshold,
     wait,
 )
+from trapline.gold.softmax_topk.triton.packed import (
+    edge_words,
+    halves,
+    powers_of_words,
+    words_of,
+)
 from trapline.gold.softmax_topk.triton.shared_memory import (
     add,
     cells_for,
@@ -34,33 +40,30 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     pair,
     room_for,
 )
-
-
-@triton.jit
-def edge(base, position, skip, end, WIDTH: tl.constexpr):
-    """Logits from `skip` to `end`, −inf around them.
-
-    `base` and every position a thread begins with are multiples of WIDTH logits, 16 bytes. What
-    lies around the row is loaded too, to keep loads 16 bytes wide, but never used.
-    """
-    x = tl.load(base + position, mask=position < tl.cdiv(end, WIDTH) * WIDTH, other=0.0)
-    inside = (position >= skip) & (position < end)
-    return tl.where(inside, x.to(tl.float32), float("-inf"))
+from trapline.gold.softmax_topk.triton.small_k import (
+    add_several,
+    emit_ranked,
+    keep_words,
+    least_and_largest,
+    lists_for,
+)
 
 
 @triton.jit
 def streamed(
-    x, maxima, start, peak, total, scale,
-    G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
+    word, maxima, start, peak, total, scale,
+    G: tl.constexpr, WORDS: tl.constexpr, THREADS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile. Every thread has its own maximum and sum: no barrier in the loop."""
-    held = tl.reshape(x, [BLOCK // (THREADS * WIDTH), THREADS, WIDTH])
-    wide = tl.reduce(held, 2, larger)
-    best = tl.reduce(tl.reshape(wide, [BLOCK // G, G // WIDTH]), 1, larger)
-    tl.store(maxima + start // G + tl.arange(0, BLOCK // G), best)
+    PER: tl.constexpr = 1 if SHIFT == 0 else 2
+    low, high = halves(tl.reshape(word, [WORDS // (4 * THREADS), THREADS, 4]), SHIFT)
+    wide = tl.reduce(larger(low, high), 2, larger)
+    GROUPS: tl.constexpr = PER * WORDS // G
+    best = tl.reduce(tl.reshape(wide, [GROUPS, G // (4 * PER)]), 1, larger)
+    tl.store(maxima + PER * start // G + tl.arange(0, GROUPS), best)
     new = larger(peak, tl.reduce(wide, 0, larger))
     origin = origin_of(new)
-    powers = tl.exp2((held - origin[None, :, None]) * scale)
+    powers = powers_of_words(low, high, origin[None, :, None], scale, SHIFT)
     total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
     return new, total
 
@@ -70,28 +73,29 @@ def read_split(
     logits, scale, maxima, peaks, totals, row, split,
     V, logits_row, groups, blocks, splits,
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
+    SHIFT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The group maxima of one split of a row, and its part of the softmax sum."""
+    PER: tl.constexpr = 1 if SHIFT == 0 else 2
+    WORDS: tl.constexpr = BLOCK // PER
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
-    base = logits + (row * logits_row // WIDTH) * WIDTH
+    base = words_of(logits + (row * logits_row // WIDTH) * WIDTH)
     maxima += row * groups
     peak = tl.full([THREADS], float("-inf"), tl.float32)
     total = tl.zeros([THREADS], tl.float32)
-    begin = split * blocks * BLOCK
-    end = tl.minimum(begin + blocks * BLOCK, V + skip)
-    if (begin < skip) & (begin < end):
-        position = begin + tl.arange(0, BLOCK)
-        x = edge(base, position, skip, end, WIDTH)
-        peak, total = streamed(x, maxima, begin, peak, total, scale, G, BLOCK, THREADS, WIDTH)
-        begin += BLOCK
-    whole = begin + tl.maximum(end - begin, 0) // BLOCK * BLOCK
-    for start in range(begin, whole, BLOCK):
-        x = tl.load(base + start + tl.arange(0, BLOCK)).to(tl.float32)
-        peak, total = streamed(x, maxima, start, peak, total, scale, G, BLOCK, THREADS, WIDTH)
-    if whole < end:
-        position = whole + tl.arange(0, BLOCK)
-        x = edge(base, position, skip, end, WIDTH)
-        peak, total = streamed(x, maxima, whole, peak, total, scale, G, BLOCK, THREADS, WIDTH)
+    begin = split * blocks * WORDS
+    end = tl.minimum(split * blocks * BLOCK + blocks * BLOCK, V + skip)
+    if (PER * begin < skip) & (PER * begin < end):
+        word = edge_words(base, begin, skip, end, WORDS, SHIFT, EVEN)
+        peak, total = streamed(word, maxima, begin, peak, total, scale, G, WORDS, THREADS, SHIFT)
+        begin += WORDS
+    whole = begin + tl.maximum(end - PER * begin, 0) // BLOCK * WORDS
+    for start in range(begin, whole, WORDS):
+        word = tl.load(base + start + tl.arange(0, WORDS))
+        peak, total = streamed(word, maxima, start, peak, total, scale, G, WORDS, THREADS, SHIFT)
+    if PER * whole < end:
+        word = edge_words(base, whole, skip, end, WORDS, SHIFT, EVEN)
+        peak, total = streamed(word, maxima, whole, peak, total, scale, G, WORDS, THREADS, SHIFT)
     top = tl.reduce(peak, 0, larger)
     share = tl.sum(total * tl.exp2((peak - origin_of(top)) * scale), 0)
     tl.store(peaks + row * splits + split, top)
@@ -104,7 +108,7 @@ def stream_kernel(
     logits, temperatures, temperature, maxima, peaks, totals,
     V, logits_row, groups, blocks, splits,
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
-    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+    SHIFT: tl.constexpr, EVEN: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // splits).to(tl.int64)
     split = tl.program_id(0) % splits
@@ -112,7 +116,7 @@ def stream_kernel(
     scale = LOG2_E / temperature_of(temperatures, temperature, row, PER_ROW)
     read_split(
         logits, scale, maxima, peaks, totals, row, split, V, logits_row, groups, blocks, splits,
-        G, BLOCK, THREADS, WIDTH,
+        G, BLOCK, THREADS, WIDTH, SHIFT, EVEN,
     )  # fmt: skip
 
 
@@ -149,14 +153,23 @@ def list_groups(
         least = threshold(group_maxima(each, SUPER), K)
     else:
         least = bound(best, here, K, LIST)
-    add(listed, best, number, least, LIST, THREADS)
+    add_several(listed, best, number, least, LIST, THREADS)
     tl.debug_barrier()
     if count_in(listed) > LIST:
-        exact = tl.where(exactly(best, number, here, K, SHIFT), number, -1)
-        emptied(listed)
-        add(listed, best, exact, float("-inf"), LIST, THREADS)
-        tl.debug_barrier()
+        list_exactly(best, here, listed, K, THREADS, LIST, SHIFT)
     return least
+
+
+@triton.jit
+def list_exactly(
+    best, here, listed, K, THREADS: tl.constexpr, LIST: tl.constexpr, SHIFT: tl.constexpr
+):  # fmt: skip
+    """Lists the K best groups and no other."""
+    number = tl.arange(0, best.numel)
+    exact = tl.where(exactly(best, number, here, K, SHIFT), number, -1)
+    emptied(listed)
+    add(listed, best, exact, float("-inf"), LIST, THREADS)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -166,7 +179,7 @@ def group_logits(
 ):  # fmt: skip
     """TILE of the listed groups: logits, and columns, which are −1 for those not in the row.
 
-    Loads are 16 bytes wide, as those of `edge`.
+    Loads are 16 bytes wide, as those of `edge_words`.
     """
     slot = first + tl.arange(0, TILE)
     _, group = pair(listed, slot)
@@ -205,25 +218,41 @@ def kth_in_groups(
 def keep_best(
     base, listed, room, least, skip, V, K,
     G: tl.constexpr, THREADS: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
-    WIDTH: tl.constexpr, SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr, SHIFT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Reads the listed groups again and keeps candidates for the K best; returns their number."""
+    PER: tl.constexpr = 1 if SHIFT == 0 else 2
+    words = words_of(base)
     count = count_in(listed)
     for first in range(0, count, TILE):
-        x, column = group_logits(base, listed, first, count, skip, V, G, TILE, WIDTH)
-        add(room, x, column, least, CAP, THREADS)
+        slot = first + tl.arange(0, TILE)
+        group = tl.where(slot < count, pair(listed, slot)[1], 0)
+        at = group[:, None] * (G // PER) + tl.arange(0, G // PER)[None, :]
+        live = (slot < count)[:, None]
+        keep_words(room, words, at, live, least, skip, V, CAP, THREADS, SHIFT, EVEN)
     tl.debug_barrier()
     kept = count_in(room)
     if kept > CAP:
-        kth = kth_in_groups(base, listed, count, skip, V, K, G, TILE, WIDTH, SHIFT)
-        emptied(room)
-        for first in range(0, count, TILE):
-            x, column = group_logits(base, listed, first, count, skip, V, G, TILE, WIDTH)
-            exact = tl.where(key_of(x, column, SHIFT) >= kth, column, -1)
-            add(room, x, exact, float("-inf"), CAP, THREADS)
-        tl.debug_barrier()
+        keep_exactly(base, listed, room, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT)
         kept = K
     return kept
+
+
+@triton.jit
+def keep_exactly(
+    base, listed, room, skip, V, K,
+    G: tl.constexpr, THREADS: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
+    WIDTH: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Keeps exactly the K best of the listed groups."""
+    count = count_in(listed)
+    kth = kth_in_groups(base, listed, count, skip, V, K, G, TILE, WIDTH, SHIFT)
+    emptied(room)
+    for first in range(0, count, TILE):
+        x, column = group_logits(base, listed, first, count, skip, V, G, TILE, WIDTH)
+        exact = tl.where(key_of(x, column, SHIFT) >= kth, column, -1)
+        add(room, x, exact, float("-inf"), CAP, THREADS)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -232,7 +261,7 @@ def select_row(
     values, indices, lse, row_max, row, V, K, logits_row, groups, splits, log,
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
-    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The K best of one row from its group maxima."""
     listed, room, cells = space
@@ -242,13 +271,16 @@ def select_row(
     peaks, totals = peaks + row * splits, totals + row * splits
     peak, total = whole_softmax(peaks, totals, splits, temperature, SPLITS_BLOCK)
     least = list_groups(best, here, listed, K, THREADS, SUPER, LIST, SHIFT, RANKED)
-    kept = keep_best(base, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT)
+    kept = keep_best(
+        base, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT, EVEN
+    )
     slot = tl.arange(0, CAP)
     x, column = pair(room, slot)
     key = key_of(x.to(tl.float32, bitcast=True), column, SHIFT)
     key = tl.where(slot < kept, key, 0)
     tl.debug_barrier()
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT)
+    PACK: tl.constexpr = min(4, CAP // THREADS)
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT, PACK)
     place = tl.where(slot < kept, place, K)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)
@@ -273,6 +305,7 @@ def select_kernel(
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
     CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    EVEN: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -282,7 +315,7 @@ def select_kernel(
     select_row(
         logits, temperature, maxima, peaks, totals, space, values, indices, lse, row_max, row,
         V, K, logits_row, groups, splits, log,
-        G, WIDTH, GROUPS_BLOCK, SPLITS_BLOCK, THREADS, SUPER, LIST, TILE, CAP, SHIFT, RANKED,
+        G, WIDTH, GROUPS_BLOCK, SPLITS_BLOCK, THREADS, SUPER, LIST, TILE, CAP, SHIFT, RANKED, EVEN,
     )  # fmt: skip
 
 
@@ -311,15 +344,48 @@ def role(number, rows, lag):
     return tl.where(last, number - rows, row), selects | last
 
 
+@triton.jit
+def select_few(
+    logits, temperature, maxima, peaks, totals, lists,
+    values, indices, lse, row_max, row, V, K, logits_row, groups, log,
+    G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, THREADS: tl.constexpr,
+    LIST: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, SHIFT: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """`select_row` in fewer instructions, for k up to 64 and rows that are not split.
+
+    A thread holds four groups and more, GROUPS_BLOCK / THREADS.
+    """
+    listed, room = lists[0], lists[1]
+    skip = ((row * logits_row) % WIDTH).to(tl.int32)
+    base = logits + (row * logits_row // WIDTH) * WIDTH
+    best, here = group_best(maxima + row * groups, V, skip, G, GROUPS_BLOCK)
+    peak, total = tl.load(peaks + row), tl.load(totals + row)
+    held = tl.reshape(best, [GROUPS_BLOCK // (4 * THREADS), THREADS, 4])
+    each = tl.reduce(tl.reduce(held, 2, larger), 0, larger)
+    least, _ = least_and_largest(lists, each, K, THREADS, SHIFT)
+    add_several(listed, best, tl.arange(0, GROUPS_BLOCK), least, LIST, THREADS)
+    tl.debug_barrier()
+    if count_in(listed) > LIST:
+        list_exactly(best, here, listed, K, THREADS, LIST, SHIFT)
+    kept = keep_best(
+        base, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT, EVEN
+    )
+    emit_ranked(
+        lists, kept, peak, total, temperature, row, values, indices, K, log, CAP, THREADS, SHIFT
+    )
+    emit_summary(lse, row_max, row, peak, total, temperature)
+
+
 @launched
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "log", "rows", "lag", "blocks"])
 def stream_and_select_kernel(
     logits, temperatures, temperature, maxima, peaks, totals, rooms,
     values, indices, lse, row_max, read,
     V, K, logits_row, groups, log, rows, lag, blocks,
-    G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
-    THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
-    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, BLOCK: tl.constexpr,
+    G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, THREADS: tl.constexpr,
+    LIST: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, SHIFT: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK: tl.constexpr, SPACE: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Both kernels for rows that are not split; `read` says which rows have been read."""
@@ -328,19 +394,19 @@ def stream_and_select_kernel(
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     if selects:
-        space = empty_space(rooms, row, LIST, CAP)
+        lists = lists_for(rooms, row * SPACE, LIST, CAP, THREADS, SHIFT)
         while tl.atomic_add(read + row, 0, sem="acquire", scope="gpu") == 0:
             pass
         tl.debug_barrier()
-        select_row(
-            logits, temperature, maxima, peaks, totals, space, values, indices, lse, row_max, row,
-            V, K, logits_row, groups, 1, log,
-            G, WIDTH, GROUPS_BLOCK, SPLITS_BLOCK, THREADS, SUPER, LIST, TILE, CAP, SHIFT, RANKED,
+        select_few(
+            logits, temperature, maxima, peaks, totals, lists, values, indices, lse, row_max, row,
+            V, K, logits_row, groups, log,
+            G, WIDTH, GROUPS_BLOCK, THREADS, LIST, TILE, CAP, SHIFT, EVEN,
         )  # fmt: skip
     else:
         read_split(
             logits, LOG2_E / temperature, maxima, peaks, totals, row, 0,
-            V, logits_row, groups, blocks, 1, G, BLOCK, THREADS, WIDTH,
+            V, logits_row, groups, blocks, 1, G, BLOCK, THREADS, WIDTH, SHIFT, EVEN,
         )  # fmt: skip
         tl.debug_barrier()
         tl.atomic_add(read + row, 1, sem="release", scope="gpu")

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Top-k of many short rows: one program per row, which reads the row again from the cache.
+"""Top-k, k beyond 64, of many short rows: a program per row reads it again from the cache.
 
 With a row in registers only one program fits on a processor, and its waits are idle time. Here a
 program holds a tile at a time, and four or more share a processor. The first pass gives each
-thread's maximum and sum; further passes find a threshold (for large K) and what reaches it.
+thread's maximum and sum; further passes find a threshold and what reaches it.
 """
 
 import triton
@@ -13,7 +13,6 @@ from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import (
     emit,
     emit_summary,
-    group_maxima,
     joined,
     key_of,
     larger,
@@ -23,14 +22,17 @@ from trapline.gold.softmax_topk.triton.keys import (
     origin_of,
     rank_in_buckets,
     temperature_of,
-    threshold,
     wait,
     words,
 )
-from trapline.gold.softmax_topk.triton.long_rows import edge
+from trapline.gold.softmax_topk.triton.packed import (
+    edge_words,
+    halves,
+    powers_of_words,
+    words_of,
+)
 from trapline.gold.softmax_topk.triton.shared_memory import (
     add,
-    cell,
     cells_for,
     count_in,
     emptied,
@@ -38,11 +40,23 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     put,
     room_for,
     set_cell,
-    space,
 )
+from trapline.gold.softmax_topk.triton.small_k import keep_words
 
 #: Rounds of bisection on values, before bisection on bits.
 HALVED = tl.constexpr(8)
+
+
+@triton.jit
+def edge(base, position, skip, end, WIDTH: tl.constexpr):
+    """Logits from `skip` to `end`, −inf around them.
+
+    `base` and every position a thread begins with are multiples of WIDTH logits, 16 bytes. What
+    lies around the row is loaded too, to keep loads 16 bytes wide, but never used.
+    """
+    x = tl.load(base + position, mask=position < tl.cdiv(end, WIDTH) * WIDTH, other=0.0)
+    inside = (position >= skip) & (position < end)
+    return tl.where(inside, x.to(tl.float32), float("-inf"))
 
 
 @triton.jit
@@ -62,29 +76,42 @@ def tile_at(base, start, skip, end, TILE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def first_look(
+def tile_words(
+    base, start, skip, end, WORDS: tl.constexpr, SHIFT: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    PER: tl.constexpr = 1 if SHIFT == 0 else 2
+    if (PER * start >= skip) & (PER * (start + WORDS) <= end):
+        word = tl.load(base + start + tl.arange(0, WORDS))
+    else:
+        word = edge_words(base, start, skip, end, WORDS, SHIFT, EVEN)
+    return word
+
+
+@triton.jit
+def read_chunks(
     base, maxima, skip, end, scale,
-    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, LISTED: tl.constexpr,
+    WORDS: tl.constexpr, THREADS: tl.constexpr, SHIFT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Every thread's largest logit, and its sum of powers relative to that.
 
-    The next tile is on its way while one is added. LISTED: a thread's largest logit of each tile
-    goes to `maxima`.
+    The largest logit of each chunk of 16 bytes goes to `maxima`, unless that is None. The next
+    tile is on its way while one is added.
     """
+    PER: tl.constexpr = 1 if SHIFT == 0 else 2
+    EACH: tl.constexpr = WORDS // (4 * THREADS)
+    number = tl.arange(0, EACH)[:, None] * THREADS + tl.arange(0, THREADS)[None, :]
     peak = tl.full([THREADS], float("-inf"), tl.float32)
     total = tl.zeros([THREADS], tl.float32)
-    ahead = stored_at(base, 0, skip, end, TILE, WIDTH)
-    for start in range(0, end, TILE):
-        x = ahead.to(tl.float32)
-        ahead = stored_at(base, start + TILE, skip, end, TILE, WIDTH)
-        held = tl.reshape(x, [TILE // (THREADS * WIDTH), THREADS, WIDTH])
-        best = tl.reduce(tl.reduce(held, 2, larger), 0, larger)
-        if LISTED > 0:
-            number = start // TILE * THREADS + tl.arange(0, THREADS)
-            set_cell(maxima, number, best.to(tl.int32, bitcast=True))
-        new = larger(peak, best)
+    ahead = tile_words(base, 0, skip, end, WORDS, SHIFT, EVEN)
+    for start in range(0, tl.cdiv(end, PER), WORDS):
+        low, high = halves(tl.reshape(ahead, [EACH, THREADS, 4]), SHIFT)
+        ahead = tile_words(base, start + WORDS, skip, end, WORDS, SHIFT, EVEN)
+        best = tl.reduce(larger(low, high), 2, larger)
+        if maxima is not None:
+            set_cell(maxima, start // 4 + number, best.to(tl.int32, bitcast=True))
+        new = larger(peak, tl.reduce(best, 0, larger))
         origin = origin_of(new)
-        powers = tl.exp2((held - origin[None, :, None]) * scale)
+        powers = powers_of_words(low, high, origin[None, :, None], scale, SHIFT)
         total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
         peak = new
     return peak, total
@@ -96,16 +123,28 @@ def three_sums(a, b, c, d, e, f):
 
 
 @triton.jit
-def likely_bound(base, skip, end, DEVIATIONS, TILE: tl.constexpr, WIDTH: tl.constexpr):
+def finite_sums(x):
+    """1, the logit and its square; zeros for −inf."""
+    counted = x > float("-inf")
+    x = tl.where(x == float("-inf"), 0.0, x)
+    return counted.to(tl.float32), x, x * x
+
+
+@triton.jit
+def likely_bound(
+    base, skip, end, DEVIATIONS, WORDS: tl.constexpr, SHIFT: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
     """Mean of the first tile's logits plus DEVIATIONS standard deviations.
 
     A guess: if logits are roughly normal, as many reach it as the caller wants. NaN if it has no
     finite logit, or one that is not a number.
     """
-    x = tile_at(base, 0, skip, end, TILE, WIDTH)
-    counted = x > float("-inf")
-    x = tl.where(x == float("-inf"), 0.0, x)
-    count, total, squares = tl.reduce((counted.to(tl.float32), x, x * x), 0, three_sums)
+    low, high = halves(tile_words(base, 0, skip, end, WORDS, SHIFT, EVEN), SHIFT)
+    count, total, squares = finite_sums(low)
+    if SHIFT > 0:
+        more, more_total, more_squares = finite_sums(high)
+        count, total, squares = count + more, total + more_total, squares + more_squares
+    count, total, squares = tl.reduce((count, total, squares), 0, three_sums)
     mean = total / count
     return mean + DEVIATIONS * tl.sqrt(tl.maximum(squares / count - mean * mean, 0.0))
 
@@ -152,58 +191,14 @@ def bound_again(
 
 @triton.jit
 def keep_reached(
-    room, base, skip, end, least, TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr,
-    WIDTH: tl.constexpr, RANKED: tl.constexpr,
+    room, base, skip, V, least, WORDS: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr,
+    SHIFT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Keeps logits that are not below `least`; −inf beyond the row loses every tie."""
-    for start in range(0, end, TILE):
-        x = tile_at(base, start, skip, end, TILE, WIDTH)
-        add(room, x, start + tl.arange(0, TILE) - skip, least, CAP, THREADS, not RANKED)
-
-
-@triton.jit
-def piece_logits(
-    base, listed, first, count, skip, end,
-    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """Logits of PIECES of the listed pieces, and columns, which are −1 for those not in the row.
-
-    A piece is what one thread held of one tile, 16 bytes at a time.
-    """
-    slot = first + tl.arange(0, PIECES)
-    _, number = pair(listed, slot)
-    number = tl.where(slot < count, number, 0)[:, None]
-    of_thread = tl.arange(0, TILE // THREADS)[None, :]
-    position = number // THREADS * TILE + number % THREADS * WIDTH
-    position += of_thread // WIDTH * (THREADS * WIDTH) + of_thread % WIDTH
-    here = (slot < count)[:, None]
-    x = tl.load(base + position, mask=here & (position < tl.cdiv(end, WIDTH) * WIDTH), other=0.0)
-    column = tl.where(here & (position >= skip) & (position < end), position - skip, -1)
-    SIZE: tl.constexpr = PIECES * (TILE // THREADS)
-    return tl.reshape(x.to(tl.float32), [SIZE]), tl.reshape(column, [SIZE])
-
-
-@triton.jit
-def keep_listed(
-    room, listed, maxima, base, skip, end, least,
-    TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
-    TILES: tl.constexpr, LISTED: tl.constexpr,
-):  # fmt: skip
-    """`keep_reached`, but only pieces whose maximum reaches `least` are read again.
-
-    Where more than LISTED do, as of equal logits, the whole row is.
-    """
-    number = tl.arange(0, TILES * THREADS)
-    best = cell(maxima, number).to(tl.float32, bitcast=True)
-    number = tl.where(number < tl.cdiv(end, TILE) * THREADS, number, -1)
-    add(listed, best, number, least, LISTED, THREADS, False)
-    tl.debug_barrier()
-    count = count_in(listed)
-    if count > LISTED:
-        keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, True)
-    else:
-        x, column = piece_logits(base, listed, 0, count, skip, end, TILE, THREADS, WIDTH, LISTED)
-        add(room, x, column, least, CAP, THREADS, False)
+    """Keeps logits of the whole row that are not below `least`."""
+    PER: tl.constexpr = 1 if SHIFT == 0 else 2
+    for start in range(0, tl.cdiv(V + skip, PER), WORDS):
+        at = start + tl.arange(0, WORDS)
+        keep_words(room, base, at, at >= 0, least, skip, V, CAP, THREADS, SHIFT, EVEN)
 
 
 @triton.jit
@@ -261,56 +256,41 @@ def kth_again(
 def many_kernel(
     logits, temperatures, temperature, rooms, values, indices, lse, row_max,
     V, K, logits_row, log, deviations,
-    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
-    CAP: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
-    TILES: tl.constexpr, LISTED: tl.constexpr,
+    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
+    CAP: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr, EVEN: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What is not below a threshold is kept and ranked, as in `short_kernel`.
 
-    For large K the threshold is guessed from a sample first; if it keeps too few or too many, the
-    row is read again until one does not.
+    The threshold is guessed from a sample first; if it keeps too few or too many, the row is read
+    again until one does not.
     """
     row = tl.program_id(0).to(tl.int64)
-    skip = ((row * logits_row) % WIDTH).to(tl.int32)
+    WORDS: tl.constexpr = TILE * 4 // WIDTH
+    skip = 0 if EVEN else ((row * logits_row) % WIDTH).to(tl.int32)
     base = logits + (row * logits_row // WIDTH) * WIDTH
+    words = words_of(base)
     end = V + skip
-    at = row * (3 * CAP + 4 + 2 * LISTED + TILES * THREADS)
+    at = row * (3 * CAP + 2)
     room = room_for(rooms, at, CAP)
     cells = cells_for(rooms, at + 2 * CAP + 2, CAP)
-    if LISTED > 0:
-        listed = room_for(rooms, at + 3 * CAP + 2, LISTED)
-        maxima = space(rooms, at + 3 * CAP + 4 + 2 * LISTED, 4 * TILES * THREADS)
-    else:
-        listed, maxima = room, cells
     tl.debug_barrier()
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
-    each, share = first_look(base, maxima, skip, end, scale, TILE, THREADS, WIDTH, LISTED)
+    each, share = read_chunks(words, None, skip, end, scale, WORDS, THREADS, SHIFT, EVEN)
     peak = tl.reduce(each, 0, larger)
-    if RANKED:
-        least = threshold(group_maxima(each, GROUPS), K)
-    else:
-        least = likely_bound(base, skip, end, deviations, TILE, WIDTH)
-    if LISTED > 0:
-        tl.debug_barrier()
-        keep_listed(
-            room, listed, maxima, base, skip, end, least,
-            TILE, CAP, THREADS, WIDTH, TILES, LISTED,
-        )  # fmt: skip
-    else:
-        keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, RANKED)
+    least = likely_bound(words, skip, end, deviations, WORDS, SHIFT, EVEN)
+    keep_reached(room, words, skip, V, least, WORDS, CAP, THREADS, SHIFT, EVEN)
     total = tl.sum(share * tl.exp2((each - origin_of(peak)) * scale), 0)
     tl.debug_barrier()
     kept = count_in(room)
-    if not RANKED:  # noqa: SIM102 (the first condition is decided when the kernel is compiled)
-        if (kept < K) | (kept > CAP) | (least != least):
-            emptied(room)
-            least = bound_again(base, skip, end, peak, K, CAP, TILE, WIDTH)
-            keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH, RANKED)
-            tl.debug_barrier()
-            kept = count_in(room)
+    if (kept < K) | (kept > CAP) | (least != least):
+        emptied(room)
+        least = bound_again(base, skip, end, peak, K, CAP, TILE, WIDTH)
+        keep_reached(room, words, skip, V, least, WORDS, CAP, THREADS, SHIFT, EVEN)
+        tl.debug_barrier()
+        kept = count_in(room)
     if kept > CAP:
         least = keep_exactly_again(room, base, skip, end, K, TILE, CAP, THREADS, WIDTH, SHIFT)
         kept = K
@@ -319,9 +299,9 @@ def many_kernel(
     key = key_of(kept_x.to(tl.float32, bitcast=True), kept_column, SHIFT)
     key = tl.where(slot < kept, key, 0)
     tl.debug_barrier()
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT)
+    PACK: tl.constexpr = min(4, CAP // THREADS)
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT, PACK)
     place = tl.where(slot < kept, place, K)
-    if not RANKED:
-        key, place = in_order(room, key, place, K, ANSWERS)
+    key, place = in_order(room, key, place, K, ANSWERS)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)

@@ -206,6 +206,56 @@ def pair_if(room, slot, chosen):
     return first, second
 
 
+@triton.constexpr_function
+def _larger_in_slice(pack):
+    """PTX that compares each of `pack` keys with the pairs from a slot on.
+
+    A warp goes on to the longest of its slices. Operands, `pack` of each: the room's address, first
+    slots, numbers of slots, keys.
+    """
+    rooms, begins, helds, keys = ([f"${pack * j + i}" for i in range(pack)] for j in range(1, 5))
+    lines = [".reg .pred p, q;", ".reg .u32 i, most;", ".reg .u64 other;"]
+    lines += [f".reg .u32 at<{pack}>;", "mov.u32 i, 0;", f"mov.u32 most, {helds[0]};"]
+    lines += [f"max.u32 most, most, {held};" for held in helds[1:]]
+    lines += ["redux.sync.max.u32 most, most, 0xffffffff;"]
+    for i in range(pack):
+        lines += [f"mov.u32 ${i}, 0;", f"mad.lo.u32 at{i}, {begins[i]}, 8, {rooms[0]};"]
+    lines += ["LOOP:", "setp.ge.u32 p, i, most;", "@p bra DONE;"]
+    for i in range(pack):
+        lines += [f"setp.lt.u32 q, i, {helds[i]};", f"@q ld.shared.u64 other, [at{i} + 8];"]
+        lines += [f"setp.gt.and.u64 p, other, {keys[i]}, q;", f"@p add.u32 ${i}, ${i}, 1;"]
+        lines += [f"add.u32 at{i}, at{i}, 8;"]
+    return "{ " + " ".join([*lines, "add.u32 i, i, 1;", "bra LOOP;", "DONE:"]) + " }"
+
+
+@triton.constexpr_function
+def _slice_operands(pack):
+    return ",".join([*["=&r"] * pack, *["r"] * (3 * pack), *["l"] * pack])
+
+
+@triton.jit
+def larger_in_slice(room, begin, held, key, PACK: tl.constexpr):
+    """How many of the 64-bit pairs in slots `begin` to `begin + held` are larger than each key.
+
+    The second number of a pair is the upper half. Call it after a barrier.
+    """
+    if room.dtype.is_ptr():
+        beaten = begin * 0
+        for other in range(tl.max(held, 0)):
+            lower, upper = pair_if(room, begin + other, other < held)
+            pairs = (upper.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | lower.to(
+                tl.uint32, bitcast=True
+            ).to(tl.uint64)
+            beaten += (pairs > key).to(tl.int32)
+    else:
+        COUNTED: tl.constexpr = _larger_in_slice(PACK)
+        OPERANDS: tl.constexpr = _slice_operands(PACK)
+        beaten = tl.inline_asm_elementwise(
+            COUNTED, OPERANDS, [room, begin, held, key], dtype=tl.int32, is_pure=False, pack=PACK
+        )
+    return beaten
+
+
 @triton.jit
 def cells_for(memory, at, NUMBER: tl.constexpr):
     """Cells that are 0 after the next barrier."""

@@ -34,8 +34,10 @@ from trapline.gold.softmax_topk.triton.long_rows import (
     stream_kernel,
 )
 from trapline.gold.softmax_topk.triton.many_rows import many_kernel
+from trapline.gold.softmax_topk.triton.many_rows_small_k import many_small_k_kernel
 from trapline.gold.softmax_topk.triton.short_rows import best_kernel, short_kernel
-from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short
+from trapline.gold.softmax_topk.triton.small_k import words_of_lists
+from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short, SmallK
 
 MOST = 1024
 #: A group of a longer row would exceed what a program reads at once.
@@ -111,7 +113,10 @@ def _by_kernels(
         return answers
     call = x, k, warm, answers, log_probs, same
     if plans.stays_in_cache(rows, vocabulary, k, processors(x)):
-        run_many(call, plans.many_plan(vocabulary, k))
+        if k <= plans.RANKED:
+            run_small_k(call, plans.small_k_plan(vocabulary, x.stride(0), width_of(x)))
+        else:
+            run_many(call, plans.many_plan(vocabulary, k, x.stride(0), width_of(x)))
     elif vocabulary <= plans.SHORT:
         run_short(call, plans.short_plan(vocabulary, k))
     else:
@@ -158,16 +163,11 @@ def run_many(call: _Call, plan: Many) -> None:
     x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
     many_kernel[(rows,)](
-        *(x, *warm, rooms(x, many_room(plan)), *answers),
+        *(x, *warm, rooms(x, 3 * plan.cap + 2), *answers),
         *(vocabulary, k, x.stride(0), int(log), plan.deviations),
         **many_launch(plan, width_of(x), _SHIFT[x.dtype]),
         **same,
     )
-
-
-def many_room(plan: Many) -> int:
-    """Words of a row's lists and counters."""
-    return 3 * plan.cap + 4 + 2 * plan.listed + plan.tiles * 32 * plan.warps
 
 
 def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
@@ -175,13 +175,36 @@ def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
         "TILE": plan.tile,
         "THREADS": 32 * plan.warps,
         "WIDTH": width,
-        "GROUPS": plan.groups,
         "CAP": plan.cap,
         "ANSWERS": plan.answers,
-        "TILES": plan.tiles,
-        "LISTED": plan.listed,
         "SHIFT": shift,
-        "RANKED": plan.ranked,
+        "EVEN": plan.even,
+        "num_warps": plan.warps,
+        "maxnreg": plan.registers,
+    }
+
+
+def run_small_k(call: _Call, plan: SmallK) -> None:
+    x, k, warm, answers, log, same = call
+    rows, vocabulary = x.shape
+    launch = small_k_launch(plan, _SHIFT[x.dtype])
+    room = rooms(x, launch["SPACE"] + plan.numbers * launch["THREADS"])
+    many_small_k_kernel[(rows,)](
+        *(x, *warm, room, *answers), *(vocabulary, k, x.stride(0), int(log)), **launch, **same
+    )
+
+
+def small_k_launch(plan: SmallK, shift: int) -> dict[str, Any]:
+    threads = 32 * plan.warps
+    return {
+        "WORDS": plan.words,
+        "THREADS": threads,
+        "NUMBERS": plan.numbers,
+        "LISTED": plan.listed,
+        "CAP": plan.cap,
+        "SHIFT": shift,
+        "EVEN": plan.even,
+        "SPACE": words_of_lists(plan.listed, plan.cap, threads, shift),
         "num_warps": plan.warps,
         "maxnreg": plan.registers,
     }
@@ -204,7 +227,8 @@ def decided(logits: Tensor, k: int, maxima: Tensor, peaks: Tensor, totals: Tenso
     rows, vocabulary = logits.shape
     answers = _shapes(logits, k, 1.0, None, True)
     plan = plans.long_plan(rows, vocabulary, k, vocabulary, width_of(logits), processors(logits))
-    plan = plan._replace(groups=maxima.shape[1], splits=peaks.shape[1])
+    even = logits.stride(0) % width_of(logits) == 0
+    plan = plan._replace(groups=maxima.shape[1], splits=peaks.shape[1], even=even)
     launch = launch_of(logits)
     same = {"PER_ROW": False, "PDL": launch, "launch_pdl": launch > 0}
     select((logits, k, (logits, 1.0), answers, True, same), (maxima, peaks, totals), plan)
@@ -223,7 +247,7 @@ def run_long(call: _Call, plan: Long) -> None:
     stream_kernel[(rows * plan.splits,)](
         *(x, *warm, maxima, peaks, totals),
         *(vocabulary, x.stride(0), plan.groups, plan.blocks, plan.splits),
-        **stream_launch(plan, width_of(x)),
+        **stream_launch(plan, width_of(x), _SHIFT[x.dtype]),
         **same,
     )
     select(call, (maxima, peaks, totals), plan)
@@ -236,25 +260,42 @@ def stream_and_select(call: _Call, parts: tuple[Tensor, Tensor, Tensor], plan: L
     read = x.new_empty(rows, dtype=torch.int32)
     early = {name: same[name] for name in ("PDL", "launch_pdl")}
     clear_kernel[(cdiv(rows, CLEARED),)](read, rows, BLOCK=CLEARED, **early)
-    room = rooms(x, 2 * plan.listed + 3 * plan.cap + 4)
+    launch = both_launch(plan, width_of(x), _SHIFT[x.dtype])
     stream_and_select_kernel[(2 * rows,)](
-        *(x, *warm, *parts, room, *answers, read),
+        *(x, *warm, *parts, rooms(x, launch["SPACE"]), *answers, read),
         *(vocabulary, k, x.stride(0), plan.groups, int(log), rows, plan.lag, plan.blocks),
-        **both_launch(plan, width_of(x), _SHIFT[x.dtype]),
+        **launch,
         **same,
     )
 
 
 def both_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
-    return {**select_launch(plan, width, shift), "BLOCK": plan.block}
+    threads = 32 * plan.select_warps
+    return {
+        "G": plan.group,
+        "WIDTH": width,
+        "GROUPS_BLOCK": plan.groups_block,
+        "THREADS": threads,
+        "LIST": plan.listed,
+        "TILE": plan.tile,
+        "CAP": plan.cap,
+        "SHIFT": shift,
+        "EVEN": plan.even,
+        "BLOCK": plan.block,
+        "SPACE": words_of_lists(plan.listed, plan.cap, threads, shift),
+        "num_warps": plan.select_warps,
+        "maxnreg": plans.BOTH_REGISTERS[width],
+    }
 
 
-def stream_launch(plan: Long, width: int) -> dict[str, Any]:
+def stream_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
     return {
         "G": plan.group,
         "BLOCK": plan.block,
         "THREADS": 32 * plan.warps,
         "WIDTH": width,
+        "SHIFT": shift,
+        "EVEN": plan.even,
         "num_warps": plan.warps,
     }
 
@@ -284,6 +325,7 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "CAP": plan.cap,
         "SHIFT": shift,
         "RANKED": plan.ranked,
+        "EVEN": plan.even,
         "num_warps": plan.select_warps,
         "maxnreg": plans.REGISTERS,
     }

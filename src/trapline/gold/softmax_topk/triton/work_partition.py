@@ -56,40 +56,66 @@ class Many(NamedTuple):
 
     tile: int  # logits at a time
     warps: int
-    registers: int  # per thread, so that four or six programs fit on a processor
-    groups: int  # maxima that the threshold is taken from
+    registers: int  # per thread, so that four programs fit on a processor
     cap: int  # logits that may remain
     answers: int
-    ranked: bool
-    deviations: float  # of normally distributed logits: as many are larger as fit well
-    tiles: int  # of a row, if pieces of them are listed and read again; a power of two
-    listed: int  # such pieces; 0: the whole row is read again
+    deviations: float  # of normally distributed logits: enough are larger, and they fit well
+    even: bool  # every row begins and ends with a multiple of 16 bytes
 
 
-MANY_TILE, MANY_WARPS, MANY_REGISTERS = 2048, 8, {True: 40, False: 64}
-#: Numbers of tiles of a row whose maxima are kept in shared memory; pieces that are read again.
-MANY_TILES, MANY_LISTED = (4, 8), 128
+MANY_TILE, MANY_WARPS, MANY_REGISTERS = 2048, 8, 64
 
 
-def many_plan(vocabulary: int, k: int) -> Many:
-    """Two to four times as many groups as winners, and as much space for the candidates."""
+def many_plan(vocabulary: int, k: int, stride: int, width: int) -> Many:
+    """Twice as much space for the candidates as winners.
+
+    Few more than k of them take least time, and eight deviations of their number are enough.
+    """
     k_block = max(2, triton.next_power_of_2(k))
-    ranked, threads = k <= RANKED, 32 * MANY_WARPS
+    threads = 32 * MANY_WARPS
     cap = max(threads, 2 * k_block)
-    wanted = math.sqrt(k * cap) / vocabulary
-    tiles = triton.next_power_of_2(cdiv(vocabulary + 7, MANY_TILE))
-    listed = MANY_LISTED if ranked and tiles in MANY_TILES else 0
+    wanted = min(math.sqrt(k * cap), k + 8 * math.sqrt(k)) / vocabulary
     return Many(
         tile=MANY_TILE,
         warps=MANY_WARPS,
-        registers=MANY_REGISTERS[ranked],
-        groups=min(threads, max(64, 2 * k_block)),
+        registers=MANY_REGISTERS,
         cap=cap,
         answers=max(threads, k_block),
-        ranked=ranked,
         deviations=NormalDist().inv_cdf(1.0 - wanted) if wanted < 1.0 else -1e30,
-        tiles=tiles if listed else 0,
-        listed=listed,
+        even=vocabulary % width == 0 and stride % width == 0,
+    )
+
+
+class SmallK(NamedTuple):
+    """Sizes for k up to RANKED of such a row (`many_rows_small_k`)."""
+
+    words: int  # of 4 bytes, at a time
+    warps: int
+    registers: int
+    numbers: int  # chunks of 16 bytes of each thread
+    listed: int  # chunks that may be read again
+    cap: int  # logits that may remain
+    even: bool  # every row begins and ends with a chunk
+
+
+#: Two chunks of bf16 a thread are as many logits as four of float32.
+SMALL_WORDS, SMALL_WARPS, SMALL_REGISTERS = {4: 2048, 8: 1024}, 4, {4: 56, 8: 40}
+#: Groups and logits that may remain where k is up to RANKED.
+SMALL_ROOM = 256
+
+
+def small_k_plan(vocabulary: int, stride: int, width: int) -> SmallK:
+    words, even = SMALL_WORDS[width], vocabulary % width == 0 and stride % width == 0
+    slack = 0 if even else width - 1
+    tiles = cdiv(vocabulary + slack, words * width // 4)
+    return SmallK(
+        words=words,
+        warps=SMALL_WARPS,
+        registers=SMALL_REGISTERS[width],
+        numbers=tiles * words // (4 * 32 * SMALL_WARPS),
+        listed=SMALL_ROOM,
+        cap=SMALL_ROOM,
+        even=even,
     )
 
 
@@ -114,6 +140,8 @@ HUNDREDS, MIDDLE = 256, 32768
 #: Of so many rows ("thousands", at least LAGS times as many as are between reading and selection)
 #: one kernel reads and selects: logits in flight and warps, by logits in 16 bytes.
 BOTH, LAGS = {4: (8192, 8), 8: (4096, 4)}, 3
+#: Their registers, and the groups that are read again at a time.
+BOTH_REGISTERS, SMALL_TILE = {4: 56, 8: 56}, {4: 128, 8: 64}
 #: Registers per thread of the second kernel, so that four programs of 8 warps fit on a processor,
 #: and the maxima or logits that they can hold.
 REGISTERS, HELD_EACH = 64, 16
@@ -140,6 +168,7 @@ class Long(NamedTuple):
     cap: int  # logits that may remain
     ranked: bool
     lag: int  # rows between reading and selection by one kernel; 0: two kernels
+    even: bool  # every row begins and ends with a multiple of 16 bytes
 
 
 def lag_of(rows: int, warps: int, processors: int) -> int:
@@ -178,6 +207,9 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     k_block = max(2, triton.next_power_of_2(k))
     tile = min(select.tile, HELD_EACH * threads // group)
     listed = 2 * k_block if ranked else k_block * 5 // 4
+    cap = max(2 * k_block, threads)
+    if lag:
+        tile, listed, cap = SMALL_TILE[width], SMALL_ROOM, SMALL_ROOM
     return Long(
         group=group,
         block=block,
@@ -185,14 +217,15 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
         blocks=blocks,
         splits=cdiv(tiles, blocks),
         groups=groups,
-        groups_block=max(groups_block, threads),
+        groups_block=max(groups_block, 4 * threads if lag else threads),
         select_warps=select_warps,
         supers=min(threads, max(64, 2 * k_block)),
         listed=cdiv(listed, tile) * tile,
         tile=tile,
-        cap=max(2 * k_block, threads),
+        cap=cap,
         ranked=ranked,
         lag=lag,
+        even=slack == 0 and vocabulary % width == 0,
     )
 
 
