@@ -17,9 +17,8 @@ from trapline.arena.judge.mutants import BOTH, GOLD, MutantHost, Run
 from trapline.arena.judge.patterns import Patterns
 from trapline.arena.process.transcript import Transcript
 
-#: Mutants that are run on all failing checks in their order, because they keep state, and checks.
+#: Mutants that are run on all checks in their order, because they keep state.
 MOST_IN_ORDER = 6
-MOST_ASKED_IN_ORDER = 120
 #: In the message of a check that measures memory.
 MEASURED = "memory rose by"
 
@@ -123,19 +122,15 @@ class Answers:
         return mutant.failed and mutant.message == self.failures[check].message
 
     def _is_same_in_order(self, form: str, check: str) -> bool:
-        """A bug that keeps state answers as the submission does after the same failing checks."""
+        """A bug that keeps state answers as the submission does after the same checks."""
         keeps = any(self.patterns.trap_of(one).keeps_state for one in form.split(BOTH))
         if not keeps or check in self.challenge.slow:
             return False
         if form not in self._in_order:
-            asked = [
-                other
-                for other in self.failures
-                if other in self.patterns.asked and other not in self.challenge.slow
-            ]
+            # Checks that passed have left their state, too.
+            asked = [other for other in self.patterns.checks if other not in self.challenge.slow]
             is_spent = self.host.runs + len(asked) > self.most_runs
-            is_long = len(asked) > MOST_ASKED_IN_ORDER
-            if is_spent or is_long or len(self._in_order) == MOST_IN_ORDER:
+            if is_spent or len(self._in_order) == MOST_IN_ORDER:
                 return False
             self._in_order[form] = self.host.run_in_order(form, asked)
         mutant, right = self._in_order[form][check], self.host.run(GOLD, check)

@@ -158,7 +158,7 @@ class Diagnoser:
         if not candidates:
             return None
         checks = self._deciding(candidates)
-        return max(
+        leading = max(
             candidates,
             key=lambda form: (
                 self._agreement(form, checks),
@@ -167,10 +167,21 @@ class Diagnoser:
                 self._same_messages(form, checks),
             ),
         )
+        return self._form_in_every_check(leading, candidates)
+
+    def _form_in_every_check(self, best: str, candidates: Sequence[str]) -> str:
+        """Of a bug that keeps state, the form that answers the most checks as the submission does:
+        its pattern, which tells the forms of other bugs apart, is a matter of chance."""
+        forms = [form for form in candidates if self.forms[form] == self.forms[best]]
+        if len(forms) == 1 or not self.patterns.trap_of(best).keeps_state:
+            return best
+        return max(forms, key=lambda form: self.answers.matched(form, sorted(self.rest), 0))
 
     def _may_end_so(self, form: str) -> bool:
         """Checks that end at the same place with the same message share a cause: the bug's mutant
-        fails most of those that end as its own trap does."""
+        fails most of those that end as its own trap does. Where state strikes is chance."""
+        if self.patterns.trap_of(form).keeps_state:
+            return True
         alike = self._alike_ends(self.forms[form])
         return len(alike & self.patterns.fails(form)) >= LEAST_OF_ENDS * len(alike)
 
@@ -296,7 +307,9 @@ class Diagnoser:
     def _agreement(self, form: str, checks: Sequence[str]) -> int:
         """On how many of these checks the mutant answers as the submission does."""
         fails = self.patterns.fails(form)
-        same = sum(1 for check in checks if check in fails and self._confirms(form, check))
+        by_chance = self.patterns.trap_of(form).keeps_state
+        shared = [check for check in checks if by_chance or check in fails]
+        same = sum(self._confirms(form, check) for check in shared)
         return same - len(fails - self.failures.keys())
 
     def _same_messages(self, form: str, checks: Sequence[str]) -> int:

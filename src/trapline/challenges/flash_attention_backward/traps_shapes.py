@@ -322,6 +322,7 @@ def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> N
     catches="a buffer kept between calls still holds the last gradients",
     severity="major",
     story="A workspace is reused to save an allocation and is not cleared.",
+    keeps_state=True,
     mutant=edits(
         (_BUFFERS, _BUFFERS + "\n_SPARE = {}\n"),
         (

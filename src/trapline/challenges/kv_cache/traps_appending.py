@@ -267,6 +267,7 @@ def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a second cache sees the sequences of the first",
     severity="critical",
+    keeps_state=True,
     story="Bookkeeping in a mutable class attribute or a mutable default argument.",
     seen="an answer written from this prompt alone",
     mutant=edits(
