@@ -12,7 +12,8 @@ from trapline.gold.softmax_topk.triton import work_partition as plans
 
 
 def main(folder: Path) -> None:
-    plans.SHORT, plans.STREAM, plans.LITTLE_STREAM = 512, (2048, 8), (1024, 4)
+    plans.SHORT, plans.LITTLE_STREAM = 512, (1024, 4)
+    plans.STREAM = {4: (2048, 8), 8: (2048, 8)}
     plans.LITTLE, plans.IN_REGISTERS = 2500, 128
     problems = json.loads((folder / "problems.json").read_text())
     for number, (shape, k, kind, processors) in enumerate(problems):
@@ -31,6 +32,8 @@ def main(folder: Path) -> None:
 def made(shape: list[int], kind: str) -> torch.Tensor:
     rows, V = shape
     x = torch.randn(rows, V + 1, generator=torch.manual_seed(V))[:, :V]  # rows not side by side
+    if kind == "side by side":
+        return x.contiguous()
     if kind == "coarse":
         return (x * 2).round() / 2
     if kind == "masked":

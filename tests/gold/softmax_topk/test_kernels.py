@@ -34,8 +34,9 @@ PROBLEMS = [
     ((1, 600), 1, "normal"),
 ]
 #: More rows than processors, of which there is one here: rows of more than 128 stay in the cache.
-#: Of the longest, pieces of three tiles are read again, and all of a row of equal logits. The last
-#: are so many that four warps select, and so many that one kernel reads and selects.
+#: Of the longest, chunks of three tiles are read again, and all of a row of equal logits. Then come
+#: so many that four warps select, and so many that one kernel reads and selects. Rows that lie side
+#: by side begin and end with a multiple of 16 bytes.
 MANY = [
     ((2, 301), 5, "normal"),
     ((2, 129), 129, "coarse"),
@@ -49,6 +50,10 @@ MANY = [
     ((5, 600), 20, "normal"),
     ((13, 1501), 20, "coarse"),
     ((28, 1300), 9, "not a number"),
+    ((2, 504), 20, "side by side"),
+    ((2, 480), 90, "side by side"),
+    ((28, 1304), 30, "side by side"),
+    ((2, 9000), 70, "side by side"),
 ]
 PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]
 
@@ -114,6 +119,7 @@ def in_float64(logits, k, each):
 #: (rows, V, k, dtype): between them every kernel, both ways to choose, one split and many.
 ORDINARY = [(128, 4096, 1, "fp32"), (64, 8192, 8, "bf16"), (512, 128256, 32, "bf16")]
 ORDINARY += [(6400, 10000, 1024, "fp32"), (4096, 32000, 64, "bf16")]
+ORDINARY += [(6400, 10000, 64, "bf16"), (512, 128256, 256, "bf16")]
 EVERY = [
     (rows, V, k, dtype)
     for dtype in ("fp32", "bf16", "fp16")

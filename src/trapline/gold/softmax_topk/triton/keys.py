@@ -14,6 +14,7 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     cell,
     counted_up,
     larger_in_slice,
+    pair,
     put,
     set_cell,
 )
@@ -254,3 +255,15 @@ def rank_in_buckets(
     tl.debug_barrier()
     held = tl.where(live, held, 0)
     return begin + larger_in_slice(room, begin, held, key, PACK)
+
+
+@triton.jit
+def in_order(room, key, place, K, ANSWERS: tl.constexpr):
+    """Sorts keys by their places, so that adjacent threads write adjacent results."""
+    tl.debug_barrier()
+    upper, lower = words(key)
+    put(room, place, upper, lower, place < K)
+    tl.debug_barrier()
+    slot = tl.arange(0, ANSWERS)
+    upper, lower = pair(room, slot)
+    return joined(upper, lower), slot

@@ -17,6 +17,7 @@ from trapline.gold.softmax_topk.triton.keys import (
     emit_summary,
     exactly,
     group_maxima,
+    in_order,
     key_of,
     larger,
     next_bit,
@@ -39,6 +40,8 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     emptied,
     pair,
     room_for,
+    set_cell,
+    space,
 )
 from trapline.gold.softmax_topk.triton.small_k import (
     add_several,
@@ -139,16 +142,24 @@ def whole_softmax(peaks, totals, splits, temperature, SPLITS_BLOCK: tl.constexpr
 
 @triton.jit
 def list_groups(
-    best, here, listed, K,
-    THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, SHIFT: tl.constexpr,
-    RANKED: tl.constexpr,
+    best, here, lists, K,
+    THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, CAP: tl.constexpr,
+    SHIFT: tl.constexpr, RANKED: tl.constexpr, SEARCHED: tl.constexpr,
 ):  # fmt: skip
     """Lists groups that contain the K best logits; returns a lower bound for those logits.
 
-    Empty groups beyond the row may be listed too.
+    One warp finds it among SUPER maxima if they are SEARCHED. Empty groups beyond the row may be
+    listed too.
     """
+    listed, cells = lists[0], lists[2]
     number = tl.arange(0, best.numel)
-    if RANKED:
+    if SEARCHED:
+        EACH: tl.constexpr = 4 * THREADS // SUPER
+        held = tl.reshape(best, [best.numel // (4 * THREADS), SUPER, EACH])
+        each = tl.reduce(tl.reduce(held, 2, larger), 0, larger)
+        least, _most = least_and_largest(lists, each, K, SUPER, SHIFT)
+        set_cell(cells, tl.arange(0, CAP), 0)
+    elif RANKED:
         each = tl.reduce(tl.reshape(best, [best.numel // THREADS, THREADS]), 0, larger)
         least = threshold(group_maxima(each, SUPER), K)
     else:
@@ -233,7 +244,8 @@ def keep_best(
     tl.debug_barrier()
     kept = count_in(room)
     if kept > CAP:
-        keep_exactly(base, listed, room, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT)
+        HELD: tl.constexpr = TILE * 4 // WIDTH
+        keep_exactly(base, listed, room, skip, V, K, G, THREADS, HELD, CAP, WIDTH, SHIFT)
         kept = K
     return kept
 
@@ -257,20 +269,21 @@ def keep_exactly(
 
 @triton.jit
 def select_row(
-    logits, temperature, maxima, peaks, totals, space,
+    logits, temperature, maxima, peaks, totals, lists,
     values, indices, lse, row_max, row, V, K, logits_row, groups, splits, log,
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
     CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, EVEN: tl.constexpr,
+    SEARCHED: tl.constexpr,
 ):  # fmt: skip
     """The K best of one row from its group maxima."""
-    listed, room, cells = space
+    listed, room, cells = lists[0], lists[1], lists[2]
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
     base = logits + (row * logits_row // WIDTH) * WIDTH
     best, here = group_best(maxima + row * groups, V, skip, G, GROUPS_BLOCK)
     peaks, totals = peaks + row * splits, totals + row * splits
     peak, total = whole_softmax(peaks, totals, splits, temperature, SPLITS_BLOCK)
-    least = list_groups(best, here, listed, K, THREADS, SUPER, LIST, SHIFT, RANKED)
+    least = list_groups(best, here, lists, K, THREADS, SUPER, LIST, CAP, SHIFT, RANKED, SEARCHED)
     kept = keep_best(
         base, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT, EVEN
     )
@@ -282,18 +295,22 @@ def select_row(
     PACK: tl.constexpr = min(4, CAP // THREADS)
     place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT, PACK)
     place = tl.where(slot < kept, place, K)
+    if not RANKED:
+        ANSWERS: tl.constexpr = max(CAP // 2, THREADS)
+        key, place = in_order(room, key, place, K, ANSWERS)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)
 
 
 @triton.jit
-def empty_space(rooms, row, LIST: tl.constexpr, CAP: tl.constexpr):
-    """A room for groups, one for candidates and cells for their ranks, behind a barrier."""
-    at = row * (2 * LIST + 3 * CAP + 4)
+def empty_lists(rooms, row, LIST: tl.constexpr, CAP: tl.constexpr):
+    """A room for groups, one for candidates, cells for ranks and two more, behind a barrier."""
+    at = row * (2 * LIST + 3 * CAP + 6)
     listed, room = room_for(rooms, at, LIST), room_for(rooms, at + 2 * LIST + 2, CAP)
     cells = cells_for(rooms, at + 2 * LIST + 2 * CAP + 4, CAP)
+    few = space(rooms, at + 2 * LIST + 3 * CAP + 4, 8)
     tl.debug_barrier()
-    return listed, room, cells
+    return listed, room, cells, few
 
 
 @launched
@@ -305,17 +322,18 @@ def select_kernel(
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
     CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, SEARCHED: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    space = empty_space(rooms, row, LIST, CAP)
+    lists = empty_lists(rooms, row, LIST, CAP)
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     select_row(
-        logits, temperature, maxima, peaks, totals, space, values, indices, lse, row_max, row,
+        logits, temperature, maxima, peaks, totals, lists, values, indices, lse, row_max, row,
         V, K, logits_row, groups, splits, log,
         G, WIDTH, GROUPS_BLOCK, SPLITS_BLOCK, THREADS, SUPER, LIST, TILE, CAP, SHIFT, RANKED, EVEN,
+        SEARCHED,
     )  # fmt: skip
 
 

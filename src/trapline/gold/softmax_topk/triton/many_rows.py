@@ -13,7 +13,7 @@ from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import (
     emit,
     emit_summary,
-    joined,
+    in_order,
     key_of,
     larger,
     logit_of,
@@ -23,7 +23,6 @@ from trapline.gold.softmax_topk.triton.keys import (
     rank_in_buckets,
     temperature_of,
     wait,
-    words,
 )
 from trapline.gold.softmax_topk.triton.packed import (
     edge_words,
@@ -37,7 +36,6 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     count_in,
     emptied,
     pair,
-    put,
     room_for,
     set_cell,
 )
@@ -217,18 +215,6 @@ def keep_exactly_again(
         add(room, x, exact, float("-inf"), CAP, THREADS)
     tl.debug_barrier()
     return logit_of(kth, SHIFT)
-
-
-@triton.jit
-def in_order(room, key, place, K, ANSWERS: tl.constexpr):
-    """Sorts keys by their places, so that adjacent threads write adjacent results."""
-    tl.debug_barrier()
-    upper, lower = words(key)
-    put(room, place, upper, lower, place < K)
-    tl.debug_barrier()
-    slot = tl.arange(0, ANSWERS)
-    upper, lower = pair(room, slot)
-    return joined(upper, lower), slot
 
 
 @triton.jit

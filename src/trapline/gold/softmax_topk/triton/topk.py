@@ -303,7 +303,7 @@ def stream_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
 def select(call: _Call, parts: tuple[Tensor, Tensor, Tensor], plan: Long) -> None:
     x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
-    room = rooms(x, 2 * plan.listed + 3 * plan.cap + 4)
+    room = rooms(x, 2 * plan.listed + 3 * plan.cap + 6)
     select_kernel[(rows,)](
         *(x, *warm, *parts, room, *answers),
         *(vocabulary, k, x.stride(0), plan.groups, plan.splits, int(log)),
@@ -326,6 +326,7 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "SHIFT": shift,
         "RANKED": plan.ranked,
         "EVEN": plan.even,
+        "SEARCHED": plan.searched,
         "num_warps": plan.select_warps,
         "maxnreg": plans.REGISTERS,
     }

@@ -63,7 +63,9 @@ class Many(NamedTuple):
     even: bool  # every row begins and ends with a multiple of 16 bytes
 
 
-MANY_TILE, MANY_WARPS, MANY_REGISTERS = 2048, 8, 64
+MANY_TILE = 2048
+#: Warps, and registers by logits in 16 bytes, for k up to HUNDREDS and for larger k.
+MANY_HUNDREDS, MANY_MORE = (4, {4: 64, 8: 48}), (8, {4: 64, 8: 64})
 
 
 def many_plan(vocabulary: int, k: int, stride: int, width: int) -> Many:
@@ -72,13 +74,14 @@ def many_plan(vocabulary: int, k: int, stride: int, width: int) -> Many:
     Few more than k of them take least time, and eight deviations of their number are enough.
     """
     k_block = max(2, triton.next_power_of_2(k))
-    threads = 32 * MANY_WARPS
+    warps, registers = MANY_HUNDREDS if k <= HUNDREDS else MANY_MORE
+    threads = 32 * warps
     cap = max(threads, 2 * k_block)
     wanted = min(math.sqrt(k * cap), k + 8 * math.sqrt(k)) / vocabulary
     return Many(
         tile=MANY_TILE,
-        warps=MANY_WARPS,
-        registers=MANY_REGISTERS,
+        warps=warps,
+        registers=registers[width],
         cap=cap,
         answers=max(threads, k_block),
         deviations=NormalDist().inv_cdf(1.0 - wanted) if wanted < 1.0 else -1e30,
@@ -134,9 +137,14 @@ SELECT = {
     "many": Select(8, 32, 128),
     "thousands": Select(4, 16, 128),
     "hundreds": Select(8, 32, 128),
-    "more": Select(16, 16, 256),
+    "more": Select(8, 32, 128),
+    "more of few": Select(16, 16, 256),
 }
 HUNDREDS, MIDDLE = 256, 32768
+#: Groups that are read again, for larger k.
+SPARE_GROUPS = 1.125
+#: Up to this k one warp finds the threshold of a long row.
+SEARCHED = 256
 #: Of so many rows ("thousands", at least LAGS times as many as are between reading and selection)
 #: one kernel reads and selects: logits in flight and warps, by logits in 16 bytes.
 BOTH, LAGS = {4: (8192, 8), 8: (4096, 4)}, 3
@@ -148,7 +156,7 @@ REGISTERS, HELD_EACH = 64, 16
 #: Logits in flight and warps of a program of the first kernel: for little data, where all programs
 #: start at once; and for much data, with enough programs to finish at about the same time.
 LITTLE, LITTLE_STREAM = 1 << 21, (1024, 4)
-STREAM, PROGRAMS = (8192, 8), 2048
+STREAM, PROGRAMS = {4: (8192, 8), 8: (4096, 8)}, 2048
 
 
 class Long(NamedTuple):
@@ -167,6 +175,7 @@ class Long(NamedTuple):
     tile: int  # of them at a time
     cap: int  # logits that may remain
     ranked: bool
+    searched: bool  # one warp finds the threshold
     lag: int  # rows between reading and selection by one kernel; 0: two kernels
     even: bool  # every row begins and ends with a multiple of 16 bytes
 
@@ -191,7 +200,7 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     # A look at a group again is a whole line of the cache.
     group = group_size(vocabulary, k, select.group * width // 4 if ranked else select.group)
     little = rows * vocabulary < LITTLE
-    block, warps = LITTLE_STREAM if little else STREAM
+    block, warps = LITTLE_STREAM if little else STREAM[width]
     lag = lag_of(rows, BOTH[width][1], processors) if ranked and thousands else 0
     if lag:
         block, warps = BOTH[width]
@@ -205,8 +214,11 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     select_warps = min(32, max(select.warps, groups_block // (32 * HELD_EACH)))
     threads = 32 * select_warps
     k_block = max(2, triton.next_power_of_2(k))
-    tile = min(select.tile, HELD_EACH * threads // group)
-    listed = 2 * k_block if ranked else k_block * 5 // 4
+    # Two tiles of four maxima a thread at least, so that no maximum is of an empty end alone.
+    searched = k <= SEARCHED and groups_block >= 8 * threads and 2 * k_block <= 4 * threads
+    searched = searched and not (few and ranked)
+    tile = min(select.tile, HELD_EACH * threads * width // 4 // group)
+    listed = 2 * k_block if ranked or searched else int(k_block * SPARE_GROUPS)
     cap = max(2 * k_block, threads)
     if lag:
         tile, listed, cap = SMALL_TILE[width], SMALL_ROOM, SMALL_ROOM
@@ -219,11 +231,12 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
         groups=groups,
         groups_block=max(groups_block, 4 * threads if lag else threads),
         select_warps=select_warps,
-        supers=min(threads, max(64, 2 * k_block)),
+        supers=cap if searched else min(threads, max(64, 2 * k_block)),
         listed=cdiv(listed, tile) * tile,
         tile=tile,
         cap=cap,
         ranked=ranked,
+        searched=searched,
         lag=lag,
         even=slack == 0 and vocabulary % width == 0,
     )
@@ -234,11 +247,13 @@ def select_plan(k: int, *, few: bool, thousands: bool) -> Select:
         return SELECT["thousands"]
     if k <= RANKED:
         return SELECT["few" if few else "many"]
-    return SELECT["hundreds" if k <= HUNDREDS else "more"]
+    if k <= HUNDREDS:
+        return SELECT["hundreds"]
+    return SELECT["more of few" if few else "more"]
 
 
 def group_size(vocabulary: int, k: int, near: int) -> int:
     """Small enough for 2k groups, and large enough for one program to hold all maxima."""
     most = max(16, 1 << int(math.log2(max(1, vocabulary // (2 * k)))))
-    least = triton.next_power_of_2(cdiv(vocabulary + 8 + STREAM[0], HELD))
+    least = triton.next_power_of_2(cdiv(vocabulary + 8 + STREAM[4][0], HELD))
     return max(min(near, most), int(least))
