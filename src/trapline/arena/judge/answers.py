@@ -104,9 +104,7 @@ class Answers:
         found = self.comparison(form, check)
         if found.is_same:
             return self._end_alike(check, mutant)
-        same_reason = without_numbers(self.failures[check].message) == without_numbers(
-            mutant.message
-        )
+        same_reason = self._has_same_reason(check, mutant)
         # A check that measures memory does not judge the answers.
         if not same_reason or found.is_right or MEASURED in mutant.message:
             return same_reason
@@ -132,11 +130,19 @@ class Answers:
             is_spent = self.host.runs + len(asked) > self.most_runs
             if is_spent or len(self._in_order) == MOST_IN_ORDER:
                 return False
-            self._in_order[form] = self.host.run_in_order(form, asked)
+            self._in_order[form] = self.host.run_in_order(form, asked, self.failures)
         mutant, right = self._in_order[form][check], self.host.run(GOLD, check)
         got = self.failures[check].transcript
         found = self._compare(got, mutant.transcript, right.transcript)
-        return mutant.failed and found.is_same and self._end_alike(check, mutant)
+        if not mutant.failed:
+            return False
+        if found.is_right:  # it failed for what was seen beside the answers
+            return self._has_same_reason(check, mutant)
+        return found.is_same and self._end_alike(check, mutant)
+
+    def _has_same_reason(self, check: str, mutant: Run) -> bool:
+        """The check says the same of both, but for numbers."""
+        return without_numbers(self.failures[check].message) == without_numbers(mutant.message)
 
     def _end_alike(self, check: str, mutant: Run) -> bool:
         """Both checks end with an exception of the answer itself, or both for another reason: what

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -221,21 +221,32 @@ class MutantHost:
         """Loaded anew, for code whose answers may vary."""
         return self._ask(subject, check, again=True)
 
-    def run_in_order(self, subject: str, checks: Sequence[str]) -> dict[str, Run]:
-        """Loaded anew and asked one check after the other, for code that keeps state."""
+    def run_in_order(
+        self, subject: str, checks: Sequence[str], judged: Collection[str]
+    ) -> dict[str, Run]:
+        """Loaded anew and asked one check after the other, for code that keeps state. Of checks
+        that are not `judged` only the state counts, so they start no processes."""
         return {
-            check: self._ask(subject, check, again=place == 0) for place, check in enumerate(checks)
+            check: self._ask(subject, check, again=place == 0, alone=check not in judged)
+            for place, check in enumerate(checks)
         }
 
     def run_files(self, files: dict[str, str], check: str) -> Run:
         """Any files of ours, for example two mutants at once."""
         return self._ask(files, check)
 
-    def _ask(self, subject: str | dict[str, str], check: str, again: bool = False) -> Run:
+    def _ask(
+        self,
+        subject: str | dict[str, str],
+        check: str,
+        *,
+        again: bool = False,
+        alone: bool = False,
+    ) -> Run:
         self.runs += 1
         running = self.start()
         process = running.process
-        request = (_where(self.challenge), subject, check, self.seed, self.full, again)
+        request = (_where(self.challenge), subject, check, self.seed, self.full, again, alone)
         assert process.stdin is not None
         assert process.stdout is not None
         running.owes = True
@@ -371,7 +382,9 @@ class _Server:
         seed: int,
         full: bool,
         again: bool,
+        alone: bool,
     ) -> Run:
+        """`alone`: without further processes of the subject."""
         challenge = self.challenge(*where)
         if challenge.track == "cpu":
             _limit_memory(challenge)
@@ -384,6 +397,8 @@ class _Server:
             except Exception as error:  # a mutant that cannot be imported fails everything
                 return Run(True, f"cannot be imported: {error}", Transcript())
         submission = self.loaded[key]
+        if isinstance(submission, LocalSubmission):
+            submission.alone = alone
         result = run_check(check, submission, seed)
         said = sendable(submission.transcript)
         return Run(result.state == "fail", result.message, said, self.is_broken())

@@ -61,6 +61,8 @@ class LocalSubmission(Submission):
         self._module = load(folder, config.entry, files)
         self._objects: dict[int, Any] = {}
         self._memory = wire.AnsweredMemory()
+        #: A check that asks for another process of it ends there.
+        self.alone = False
 
     def close(self) -> None:
         self.settle()
@@ -75,6 +77,11 @@ class LocalSubmission(Submission):
             for path, text in self._files.items():
                 (self.folder / path).write_text(text, encoding="utf-8")
         return self.folder
+
+    def fresh(self) -> Submission:
+        if self.alone:
+            raise Violation("no further process is started")
+        return super().fresh()
 
     def clean(self) -> "LocalSubmission":
         """Loaded anew in this process: whatever our code keeps, it keeps in its modules."""

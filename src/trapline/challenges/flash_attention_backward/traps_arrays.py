@@ -486,6 +486,7 @@ _FORWARD_POOLS = (
     catches="the arrays of an earlier answer, gradients or out and lse, are used again and "
     "overwritten",
     severity="major",
+    keeps_state=True,
     story="Accumulators come from a pool keyed by shape: a caller that keeps the gradients of two "
     "layers finds those of the second in both.",
     mutant=_pooled(_gradients("qkv")),

@@ -209,6 +209,7 @@ def _pooled(*arrays: str) -> Mutant:
 @trap(
     catches="the arrays of an earlier answer are used again and overwritten",
     severity="major",
+    keeps_state=True,
     story="Outputs come from a pool keyed by shape: a caller that keeps two answers finds the "
     "second one in both.",
     mutant=_pooled(_OUT, _LSE),

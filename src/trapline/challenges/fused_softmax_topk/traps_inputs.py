@@ -229,6 +229,7 @@ def _expect_no_growth(submission: Submission, small: np.ndarray, large: np.ndarr
 @trap(
     catches="the arrays of an earlier answer are used again and overwritten",
     severity="major",
+    keeps_state=True,
     story="Outputs come from a pool keyed by shape: a caller that keeps two answers finds the "
     "second one in both.",
     mutant=edits(
