@@ -70,6 +70,7 @@ def test_few_processes_wait(challenge):
 
 def test_mutants_have_one_thread(challenge):
     with MutantHost(challenge, 3) as host:
+        host.run(GOLD, challenge.cases[0].id)  # before it answers, its environment may be empty
         pid = host.start().process.pid
         given = Path(f"/proc/{pid}/environ").read_text(encoding="utf-8").split("\0")
     assert "OPENBLAS_NUM_THREADS=1" in given
@@ -100,9 +101,9 @@ def asked(monkeypatch):
     """What processes were asked: pairs of subject and check."""
     asked, ask = [], MutantHost._ask
 
-    def noting(host, subject, check, again=False):
+    def noting(host, subject, check, **how):
         asked.append((subject, check))
-        return ask(host, subject, check, again)
+        return ask(host, subject, check, **how)
 
     monkeypatch.setattr(MutantHost, "_ask", noting)
     monkeypatch.setattr(mutants, "_shared", SharedRuns())
@@ -177,3 +178,11 @@ def test_what_failed_is_made_again_for_the_next():
     assert shared.once("key", lambda: None) is None
     assert shared.once("key", lambda: b"run") == b"run"
     assert shared._making == {}
+
+
+def test_check_that_counts_for_its_state_alone_starts_no_process():
+    challenge, check = load("flash_attention_forward"), "score-matrix-in-memory"
+    with MutantHost(challenge, 3) as host:
+        assert not host.run_in_order(GOLD, [check], {check})[check].failed
+        left_out = host.run_in_order(GOLD, [check], ())[check]
+    assert left_out.message == "no further process is started"
