@@ -100,6 +100,17 @@ def test_answers_can_meet_the_same_situations(worthless, tmp_path, options):
     assert one not in seeds("changed", same_draws=True)
 
 
+@pytest.mark.parametrize(("together", "fix"), [(True, "add"), (False, "leave out")])
+def test_run_does_not_mix_shared_and_own_draws(worthless, tmp_path, options, together, fix):
+    grade_once(worthless, tmp_path / "run", replace(options, same_draws=together))
+    (worthless[0].folder / "solution.py").write_text("# changed")
+    with pytest.raises(UsageError, match=f"{fix} --same-draws, or choose another --out"):
+        grade_once(worthless, tmp_path / "run", replace(options, same_draws=not together))
+    seeded = replace(options, seed=7)
+    grade_once(worthless, tmp_path / "seeded", seeded)
+    grade_once(worthless, tmp_path / "seeded", replace(seeded, same_draws=True))
+
+
 def test_answers_that_share_draws_are_fixed_before_the_seed_is_known(worthless, tmp_path, options):
     folders = [worthless[0].folder, tmp_path / "field" / "other" / "sorting"]
     folders[1].mkdir(parents=True)

@@ -156,7 +156,20 @@ def _agreed_seed(store: Store, options: Options) -> int | None:
         raise UsageError(
             f"{store.where} is graded with {theirs}: leave out --seed, or choose another --out"
         )
+    if seed is None:
+        _refuse_other_draws(store, options)
     return seed
+
+
+def _refuse_other_draws(store: Store, options: Options) -> None:
+    """In one run all answers to a challenge meet the same situations, or each its own."""
+    together = store.agree("same_draws", options.same_draws)
+    if together != options.same_draws:
+        theirs, fix = ("with", "add") if together else ("without", "leave out")
+        raise UsageError(
+            f"{store.where} is graded {theirs} --same-draws: {fix} --same-draws, "
+            "or choose another --out"
+        )
 
 
 def refuse_other_machines(store: Store, track: Track) -> None:
