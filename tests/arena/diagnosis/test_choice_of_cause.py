@@ -139,6 +139,15 @@ def test_only_failure_for_another_reason_than_the_traps_is_not_its_bug():
     assert [finding.cause for finding in found] == ["unnamed"]
 
 
+def test_slow_check_that_fails_for_another_reason_than_its_bug_is_not_its_bug(monkeypatch):
+    """Gradients of the wrong dtype end the measurement of memory before it says anything."""
+    challenge = load("flash_attention_backward")
+    names = "score-matrix-in-memory", "gradients-in-double"
+    diagnoser = Diagnoser(challenge, None, [Failure(name, "", Transcript()) for name in names])
+    monkeypatch.setattr(diagnoser, "_is_wrong_alike", lambda trap: False)
+    assert [diagnoser._may_be(diagnoser.traps[name]) for name in names] == [False, True]
+
+
 def test_order_does_not_depend_on_how_many_checks_a_draw_fails():
     """The one that explains most leads; a check more or less changes nothing."""
     orders = set()

@@ -243,7 +243,9 @@ class Diagnoser:
 
     def _may_be(self, trap: Trap) -> bool:
         """The trap fails as its bug does, and its situation without the trigger passes."""
-        if len(self.failures) == 1 and not self._is_wrong_alike(trap):
+        # A slow check measures memory or training; a wrong answer ends it before that.
+        may_differ = len(self.failures) > 1 and trap.id not in self.challenge.slow
+        if not may_differ and not self._is_wrong_alike(trap):
             return False
         return self._is_beside_right_answers(trap)
 
