@@ -174,8 +174,9 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     finished = False
     while not finished and len(generated) < max_new_tokens:
         prefix = prompt + generated
-        tokens, parents = build_tree(drafter.block(list(prefix)), budget)
-        choices = target_choices(target, prefix, tokens, parents)
+        log_q = drafter.block(list(prefix))
+        tokens, parents = build_tree(log_q, budget)
+        choices = target_choices(target, prefix, tokens, parents, log_q.shape[1])
         passes += 1
         path, bonus = follow(tokens.tolist(), parents.tolist(), choices)
         new = [int(tokens[node]) for node in path] + [bonus]
@@ -188,11 +189,11 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     return generated, {"target_passes": passes, "accepted": accepted}
 
 
-def target_choices(target, prefix, tokens, parents):
+def target_choices(target, prefix, tokens, parents, vocabulary):
     """One pass of the target: its most likely token after the root and after each node."""
     size = len(tokens)
     answer = float_array(target.tree_log_probs(prefix, tokens.copy(), parents.copy()), "answer", 2)
-    if len(answer) != size + 1 or answer.shape[1] == 0:
+    if answer.shape != (size + 1, vocabulary) or vocabulary == 0:
         raise ValueError(f"the target's answer to {size} nodes has the shape {answer.shape}")
     if np.isnan(answer).any():
         raise ValueError("the target's answer holds NaN")
