@@ -88,6 +88,9 @@ CLEARLY_BETTER = 0.96
 #: Half-trained weights of right answers reach 0.95 where they see what is to come; a trainer that
 #: sees it copies the next token.
 BETTER_BY_THE_FUTURE = 0.86
+#: Half-trained weights of right answers reach 0.90 without the last norm, while they hardly do
+#: better than counting words; a trainer without it is judged when it has learned this much.
+LEARNED_WITHOUT_LAST_NORM = 0.7
 #: The same for slopes with one head, where weights of right answers reach 0.999.
 BETTER_WITH_ONE_HEAD = 0.985
 ONE_HEAD_SECONDS = 2
@@ -214,7 +217,8 @@ def best_fit(submission: Submission, rng: np.random.Generator) -> Fit:
             (perplexity(weights, run.unseen, run.config, model), trap) for trap, model in VARIANTS
         )
         better = BETTER_BY_THE_FUTURE if trap == "future-visible" else CLEARLY_BETTER
-        _FOUND[submission] = _fit(trap, found, judged, run.unigram, better)
+        learned = LEARNED_WITHOUT_LAST_NORM if trap == "head-without-norm" else UNIGRAM_SHARE
+        _FOUND[submission] = _fit(trap, found, judged, run.unigram, better, learned)
     return _FOUND[submission]
 
 
@@ -308,7 +312,14 @@ def fit_of_one_mlp(submission: Submission, rng: np.random.Generator) -> Fit:
     return Fit("mlp-of-the-first-layer" if fits else "", found, judged)
 
 
-def _fit(trap: str, found: float, judged: float, unigram: float, better: float) -> Fit:
+def _fit(
+    trap: str,
+    found: float,
+    judged: float,
+    unigram: float,
+    better: float,
+    learned: float = UNIGRAM_SHARE,
+) -> Fit:
     """Weights that learned nothing fit some variant a little better by chance."""
-    fits = found < better * judged and found < UNIGRAM_SHARE * unigram
+    fits = found < better * judged and found < learned * unigram
     return Fit(trap if fits else "", found, judged)
