@@ -521,3 +521,39 @@ def integer_penalty_fails(submission: Submission, rng: np.random.Generator) -> N
     table = {(): {E: -3.0, A: -1.0}, (A,): {E: -1.0}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=-1)
     best(asked, [E], -3.0)
+
+
+def one_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
+    _two_models(submission, rng, sizes=(9, 9))
+
+
+@trap(
+    catches="the size of the vocabulary is remembered from one call to the next",
+    severity="major",
+    story="The check that all answers of the model agree in size keeps the first size on a class "
+    "or in a module, and a second model with another vocabulary is refused.",
+    mutant=edits(
+        (
+            CALL,
+            CALL + "    size = log_probs.shape[1]\n"
+            '    if SIZES.setdefault("vocabulary", size) != size:\n'
+            '        raise ValueError("the size of the vocabulary has changed")\n',
+        ),
+        (RETURN, RETURN + "\n\nSIZES = {}\n"),
+    ),
+    seen=BLIND,
+    keeps_state=True,
+    control=one_vocabulary,
+)
+def vocabulary_remembered(submission: Submission, rng: np.random.Generator) -> None:
+    _two_models(submission, rng, sizes=(9, 12))
+
+
+def _two_models(submission: Submission, rng: np.random.Generator, sizes: tuple[int, int]) -> None:
+    """Two calls with models of these vocabularies."""
+    clean, prompt = submission.clean(), prompt_of(rng)
+    for size in sizes:
+        E, A = rng.permutation(8)[:2].tolist()
+        table: Table = {(): {A: -1.0, E: -2.0}, (A,): {E: -1.0}}
+        settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+        lm.run_tables(clean, size, {prompt: table}, **settings)

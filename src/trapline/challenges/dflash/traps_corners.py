@@ -43,8 +43,7 @@ def tie_parent_before_depth(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="a node far down its branch does not see the first of its ancestors",
     severity="major",
-    story="A fixed number of doublings follows ancestors only so far; a narrow integer for row "
-    "numbers does the same.",
+    story="A fixed number of doublings follows ancestors only so far.",
     mutant=edit(
         INHERIT,
         "        mask[node + 1, : prefix_len + 1] = True\n"
@@ -59,13 +58,50 @@ def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> N
     chain = np.arange(-1, 69)
     want = np.tri(71, prefix_len + 71, prefix_len, dtype=bool)
     expect.equal(submission.tree_mask(chain, prefix_len), want, "the mask of a chain")
-    for nodes, dtype in ((300, np.int64), (129, np.int8)):
-        # Everything hangs below the root, only the last node below the one before it.
-        parents = np.full(nodes, -1, dtype=dtype)
-        parents[-1] = nodes - 2
-        want = np.eye(nodes + 1, prefix_len + nodes + 1, prefix_len, dtype=bool)
-        want[:, : prefix_len + 1] = True
-        want[-1, -2] = True
+
+
+def _wide_tree(nodes: int, dtype: Any, prefix_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Everything hangs below the root, only the last node below the one before it; and its mask."""
+    parents = np.full(nodes, -1, dtype=dtype)
+    parents[-1] = nodes - 2
+    want = np.eye(nodes + 1, prefix_len + nodes + 1, prefix_len, dtype=bool)
+    want[:, : prefix_len + 1] = True
+    want[-1, -2] = True
+    return parents, want
+
+
+def small_wide_trees(submission: Submission, rng: np.random.Generator) -> None:
+    _wide_trees(submission, rng, ((127, np.int64), (127, np.int8)))
+
+
+@trap(
+    catches="rows of the mask are numbered in a narrow integer, such as the dtype of the parents, "
+    "and wrap round",
+    severity="major",
+    story="parents + 1 of int8 parents makes row 128 negative, and the last nodes of a tree see "
+    "what another row sees.",
+    mutant=edits(
+        (
+            "    parents = checked_parents(parents)\n    prefix_len = whole",
+            "    narrow = np.asarray(parents)\n"
+            "    parents = checked_parents(parents)\n    prefix_len = whole",
+        ),
+        (INHERIT, "        mask[node + 1] = mask[int(narrow[node : node + 1][0] + 1)]\n"),
+    ),
+    also=[edit(INHERIT, "        mask[node + 1] = mask[(parent + 1) % 256]\n")],
+    seen=WRITTEN,
+    control=small_wide_trees,
+)
+def narrow_parents_wrap(submission: Submission, rng: np.random.Generator) -> None:
+    _wide_trees(submission, rng, ((300, np.int64), (129, np.int8)))
+
+
+def _wide_trees(
+    submission: Submission, rng: np.random.Generator, sizes: tuple[tuple[int, Any], ...]
+) -> None:
+    prefix_len = int(rng.integers(3))
+    for nodes, dtype in sizes:
+        parents, want = _wide_tree(nodes, dtype, prefix_len)
         expect.equal(submission.tree_mask(parents, prefix_len), want, "the mask of a wide tree")
 
 

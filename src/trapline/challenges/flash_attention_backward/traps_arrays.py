@@ -197,6 +197,10 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
     severity="minor",
     story="An allocation without a dtype; the optimiser's state doubles in size.",
     mutant=edit("(np.zeros(x.shape, x.dtype) for x", "(np.zeros(x.shape) for x"),
+    also=[
+        edit(_ZEROS, _ZEROS.replace("x.dtype", "q.dtype if x is q else float")),
+        edit(_ZEROS, _ZEROS.replace("x.dtype", "float if x is q else q.dtype")),
+    ],
     control=ordinary,
 )
 def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:

@@ -156,14 +156,21 @@ def hidden_keys_in_the_output(submission: Submission, rng: np.random.Generator) 
     causal_square(submission, rng, tile=8)
 
 
+_MAXIMUM_BEFORE_MASK = (
+    ("scores = q @ k[cols].T", "scores = q @ k[cols].T\n        largest = scores.max(axis=1)"),
+    ("np.maximum(peak, scores.max(axis=1))", "np.maximum(peak, largest)"),
+)
+
+
 @trap(
     catches="the maximum is taken before the mask, and a large hidden score makes a row underflow",
     severity="major",
     story="Right while hidden scores are not much larger than visible ones.",
-    mutant=edits(
-        ("scores = q @ k[cols].T", "scores = q @ k[cols].T\n        largest = scores.max(axis=1)"),
-        ("np.maximum(peak, scores.max(axis=1))", "np.maximum(peak, largest)"),
-    ),
+    mutant=edits(*_MAXIMUM_BEFORE_MASK),
+    also=[
+        # Rows whose weights all underflow are divided by their sum of 0.
+        edits(*_MAXIMUM_BEFORE_MASK, ("seen = total > 0", "seen = peak > -np.inf"))
+    ],
 )
 def maximum_of_hidden_keys(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.array([0.0, 0.5, -0.5, 2000.0]), 4, np.float64)
@@ -184,6 +191,32 @@ def maximum_of_hidden_keys(submission: Submission, rng: np.random.Generator) -> 
 )
 def offset_never_negative(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=4)
+
+
+def more_queries_in_one_tile(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=10, S=4).draw(rng), causal=True, tile=16)
+
+
+@trap(
+    catches="a tile of queries that sees no key ends the loop, and later queries get nothing",
+    severity="major",
+    story="A `break` that belongs to the loop over keys stands in the loop over queries, where the "
+    "tiles that see keys are still to come.",
+    mutant=edits(
+        UNANSWERED,
+        (
+            "            rows = slice(start, start + tile)\n",
+            "            if causal and start + tile + S - T <= 0:\n"
+            "                out[b, h], lse[b, h] = 0, -np.inf\n"
+            "                break\n"
+            "            rows = slice(start, start + tile)\n",
+        ),
+    ),
+    seen=WRITTEN,
+    control=more_queries_in_one_tile,
+)
+def blind_tile_ends_the_loop(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=10, S=4).draw(rng), causal=True, tile=3)
 
 
 @trap(

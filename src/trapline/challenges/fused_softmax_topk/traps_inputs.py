@@ -158,10 +158,17 @@ def no_rows_crash(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="an N × V temporary, which the fusion is meant to avoid: the whole matrix widened, "
-    "shifted, exponentiated or made contiguous at once",
+    "shifted, exponentiated, made contiguous or searched for NaN at once",
     severity="critical",
     story="np.ascontiguousarray copies every view that is not contiguous.",
     mutant=insert_after(CHECKED, "    logits = logits - np.zeros((), logits.dtype)\n"),
+    also=[
+        insert_after(
+            CHECKED,
+            "    if np.isnan(logits).any():\n"
+            '        raise ValueError("a row of logits contains NaN")\n',
+        ),
+    ],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )

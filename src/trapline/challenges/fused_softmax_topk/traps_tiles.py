@@ -468,6 +468,13 @@ def quota_of_equals_per_tile(submission: Submission, rng: Rng) -> None:
         (VALUES, "values = np.concatenate((tile[fresh], best))"),
         (PLACES, "places = np.concatenate((start + fresh, places))"),
     ),
+    also=[
+        # Only what beats the k-th best so far is merged.
+        edits(
+            (VALUES, "values = np.concatenate((tile[fresh], best))"),
+            (PLACES, "places = np.concatenate((start + fresh, places))"),
+        ),
+    ],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )
