@@ -172,8 +172,13 @@ class Challenge:
 
     def module(self, name: str) -> ModuleType:
         """A module of the rule, such as `cases`."""
+        return importlib.import_module(f"{self._rule_package}.{name}")
+
+    @cached_property
+    def _rule_package(self) -> str:
+        """Asked for with every comparison of a diagnosis."""
         inner = self.rule_folder.relative_to(self.folder).parts
-        return importlib.import_module(".".join((self.package, *inner, name)))
+        return ".".join((self.package, *inner))
 
     def profile_module(self, name: str) -> ModuleType:
         """A module of the profile, such as the golden test of a flawed prompt."""
@@ -221,7 +226,7 @@ class Challenge:
         """Those of the private set."""
         return self.trap_set.traps(self.id) if self.trap_set else []
 
-    @property
+    @cached_property
     def slow(self) -> frozenset[str]:
         """The checks that take seconds each."""
         found: frozenset[str] = getattr(self.module("cases"), "SLOW", frozenset())
