@@ -1,5 +1,6 @@
 """Our own GPU code in this process: what a kernel that fails leaves behind."""
 
+import pickle
 import subprocess
 from types import SimpleNamespace
 
@@ -63,8 +64,9 @@ def test_a_mutant_host_with_a_broken_context_says_so(rig, monkeypatch, tmp_path)
 def test_a_mutant_host_ends_after_its_last_answer(monkeypatch, last):
     run = Run(True, "raised CudaContextError", Transcript(), last)
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    monkeypatch.setattr(mutants, "_read", lambda _: run)
+    monkeypatch.setattr(mutants, "_read", lambda _: pickle.dumps(mutants._packed(run)))
     with MutantHost(load("kv_cache", "gpu"), 1) as host:
         host._running = SimpleNamespace(process=process, owes=False, end=process.kill)
-        assert host.run("gold", "ordinary") is run
+        found = host.run("gold", "ordinary")
+        assert (found.message, found.transcript.exchanges) == (run.message, [])
         assert (host._running is None) is last

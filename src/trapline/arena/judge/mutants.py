@@ -9,6 +9,7 @@ import atexit
 import os
 import pickle
 import resource
+import select
 import shutil
 import struct
 import subprocess
@@ -16,9 +17,8 @@ import sys
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
 from typing import IO, Any, cast
 
 from trapline.arena.challenge import Challenge
@@ -59,6 +59,34 @@ class Run:
     transcript: Transcript
     #: The process ends after this answer: a GPU context in which a kernel failed is of no use.
     last: bool = False
+    #: A call ended by its limit.
+    died: bool = False
+
+
+class _Packed(Transcript):
+    """As it came from the other process: of most runs only the verdict is looked at."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @cached_property
+    def exchanges(self) -> list[Exchange]:  # type: ignore[override]
+        return cast(list[Exchange], pickle.loads(self._data))  # noqa: S301
+
+
+def _packed(run: Run) -> tuple[bool, str, bytes, bool, bool]:
+    said = pickle.dumps(run.transcript.exchanges)
+    return run.failed, run.message, said, run.last, run.died
+
+
+def _unpacked(data: bytes) -> Run | str:
+    """A run, or why the other process could not make one."""
+    # Both ends are this module: nothing that a submission made is ever read here.
+    answer = pickle.loads(data)  # noqa: S301
+    if isinstance(answer, str):
+        return answer
+    failed, message, said, last, died = answer
+    return Run(failed, message, _Packed(said), last, died)
 
 
 HUNG = Run(True, "no answer", Transcript())
@@ -173,17 +201,19 @@ class MutantHost:
         made: list[Run] = []
 
         def make() -> bytes | None:
-            made.append(self._ask(subject, check))
+            run, data = self._ask_for_bytes(subject, check)
+            made.append(run)
             # Where a call ended by its limit, another cell may have more luck.
-            is_unlucky = made[0] is HUNG or any(e.died for e in made[0].transcript.exchanges)
-            return None if is_unlucky else pickle.dumps(made[0])
+            return None if run is HUNG or run.died else data
 
         kept = _shared.once(key, make)
         if made:
             return made[0]
         self.runs += 1  # as if asked, so that a diagnosis goes the same way
         assert kept is not None
-        return cast(Run, pickle.loads(kept))  # noqa: S301
+        run = _unpacked(kept)
+        assert isinstance(run, Run)
+        return run
 
     def _answers_alike(self, subject: str) -> bool:
         """Whether its answers do not depend on what was asked before, on a GPU or private traps."""
@@ -243,6 +273,17 @@ class MutantHost:
         again: bool = False,
         alone: bool = False,
     ) -> Run:
+        return self._ask_for_bytes(subject, check, again=again, alone=alone)[0]
+
+    def _ask_for_bytes(
+        self,
+        subject: str | dict[str, str],
+        check: str,
+        *,
+        again: bool = False,
+        alone: bool = False,
+    ) -> tuple[Run, bytes]:
+        """The run, and the bytes it came in."""
         self.runs += 1
         running = self.start()
         process = running.process
@@ -251,17 +292,17 @@ class MutantHost:
         assert process.stdout is not None
         running.owes = True
         _write(process.stdin, request)
-        run = _read(process.stdout) if _answers_in_time(process) else None
-        if run is None:
+        data = _read(process.stdout) if _answers_in_time(process) else None
+        if data is None:
             self.close()
-            return HUNG
+            return HUNG, b""
         running.owes = False
+        run = _unpacked(data)
         if isinstance(run, str):
             raise ArenaError(run)
-        assert isinstance(run, Run)
         if run.last:
             self.close()
-        return run
+        return run, data
 
     def close(self) -> None:
         """Leaves the process to the next host, unless it has a GPU context or private traps."""
@@ -285,11 +326,11 @@ def _answers_in_time(process: "subprocess.Popen[bytes]") -> bool:
         SECONDS, 1.0, lambda: descendants(process.pid), lambda: processor_seconds_of(process.pid)
     )
     assert process.stdout is not None
-    with DefaultSelector() as ready:
-        ready.register(process.stdout, EVENT_READ)
-        while not limit.is_over():
-            if ready.select(limit.until_next_look()):
-                return True
+    answers = select.poll()
+    answers.register(process.stdout, select.POLLIN)
+    while not limit.is_over():
+        if answers.poll(1000 * limit.until_next_look()):
+            return True
     return False
 
 
@@ -308,15 +349,14 @@ def _write(stream: IO[bytes], value: Any) -> None:
         return  # the reader sees the end of the stream
 
 
-def _read(stream: IO[bytes]) -> Any:
-    """The next value, or None at the end of the stream."""
+def _read(stream: IO[bytes]) -> bytes | None:
+    """The next value as bytes, or None at the end of the stream."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(head)
     data = stream.read(length)
-    # Both ends are this module: nothing that a submission made is ever read here.
-    return pickle.loads(data) if len(data) == length else None  # noqa: S301
+    return data if len(data) == length else None
 
 
 def _opaque(value: Any) -> Any:
@@ -358,12 +398,13 @@ class _Server:
     def serve(self) -> None:
         requests, answers = sys.stdin.buffer, sys.stdout.buffer
         sys.stdout = sys.stderr
-        while (request := _read(requests)) is not None:
+        while (data := _read(requests)) is not None:
+            request = pickle.loads(data)  # noqa: S301
             if request == _FORGET:
                 self.forget()
                 continue
             try:
-                answer: Any = self.run(*request)
+                answer: Any = _packed(self.run(*request))
             except ArenaError as error:
                 answer = str(error)
             _write(answers, answer)
@@ -384,7 +425,7 @@ class _Server:
         again: bool,
         alone: bool,
     ) -> Run:
-        """`alone`: without further processes of the subject."""
+        """`alone`: without further processes of the subject, for the state that it leaves."""
         challenge = self.challenge(*where)
         if challenge.track == "cpu":
             _limit_memory(challenge)
@@ -400,8 +441,9 @@ class _Server:
         if isinstance(submission, LocalSubmission):
             submission.alone = alone
         result = run_check(check, submission, seed)
-        said = sendable(submission.transcript)
-        return Run(result.state == "fail", result.message, said, self.is_broken())
+        died = any(exchange.died for exchange in submission.transcript.exchanges)
+        said = Transcript() if alone else sendable(submission.transcript)
+        return Run(result.state == "fail", result.message, said, self.is_broken(), died)
 
     def is_broken(self) -> bool:
         """A kernel has failed: the GPU context of this process answers nothing more."""
