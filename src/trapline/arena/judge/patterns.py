@@ -25,6 +25,9 @@ class Patterns:
         self.checks = [check.id for check in checks]
         #: Checks of what happens to bad input.
         self.refusals = {check.id for check in checks if check.dimension == "robustness"}
+        # Asked for with every comparison.
+        self._fails: dict[str, frozenset[str]] = {}
+        self._breaks_contract: dict[str, bool] = {}
 
     @cached_property
     def neighbours(self) -> Neighbours:
@@ -35,10 +38,11 @@ class Patterns:
 
     def fails(self, form: str) -> frozenset[str]:
         """The checks that the bug's mutant fails; of one that keeps state, its own trap alone."""
-        own = self.trap_of(form)
-        if own.keeps_state:
-            return frozenset({own.id})
-        return self.challenge.fault_dictionary.get(form, frozenset()) | {own.id}
+        if form not in self._fails:
+            own = self.trap_of(form)
+            known = self.challenge.fault_dictionary.get(form, frozenset())
+            self._fails[form] = frozenset({own.id}) | (frozenset() if own.keeps_state else known)
+        return self._fails[form]
 
     def precision(self, form: str) -> float:
         """The share of the checks that the mutant fails which the submission fails, too."""
@@ -51,7 +55,10 @@ class Patterns:
 
     def breaks_contract(self, form: str) -> bool:
         """The bug's mutant fails a case, one that is not about bad input."""
-        return not self.fails(form) <= self.traps.keys() | self.refusals
+        if form not in self._breaks_contract:
+            cases = self.fails(form) - self.traps.keys() - self.refusals
+            self._breaks_contract[form] = bool(cases)
+        return self._breaks_contract[form]
 
     def may_show(self, form: str, check: str) -> bool:
         """The bug fails this check, or keeps state, or breaks the contract: then it shows wherever
