@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
+from trapline.arena.judge.remembered import remembered
 from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import Submission
 from trapline.arena.scope import WHOLE, Scope
@@ -21,6 +22,8 @@ from trapline.challenges.flash_attention_forward.cases import (
 from trapline.challenges.flash_attention_forward.cases import agrees as attention_agrees
 from trapline.gold.attention import oracle
 
+attention = remembered(oracle.attention)
+attention_backward = remembered(oracle.attention_backward)
 #: dout, q, k, v, out, lse: the arguments of the backward pass.
 Saved = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 NAMES = ("dq", "dk", "dv")
@@ -38,7 +41,7 @@ SLOW = frozenset(
 
 def saved(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> Saved:
     """The arguments of a backward pass, with out and lse from the oracle in the inputs' dtype."""
-    out, lse = oracle.attention(q, k, v, causal=causal)
+    out, lse = attention(q, k, v, causal=causal)
     return dout, q, k, v, out.astype(q.dtype), lse.astype(q.dtype)
 
 
@@ -58,12 +61,13 @@ def draw(shape: Shape, rng: np.random.Generator, causal: bool, dtype: Any = np.f
     return saved(rng.standard_normal(q.shape).astype(dtype), q, k, v, causal)
 
 
+@remembered
 def reach(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> Arrays:
     """The gradients' sums with every term taken positive: what rounding errors are relative to."""
     (H, T, D), (G, S) = q.shape[1:], k.shape[1:3]
     wide_k, wide_v = (np.repeat(x.astype(np.float64), H // G, axis=1) for x in (k, v))
     seen = oracle.visible(np.arange(T), np.arange(S), S - T, causal, None)
-    lse = oracle.attention(q, k, v, causal=causal)[1][..., None]
+    lse = attention(q, k, v, causal=causal)[1][..., None]
     scores = q.astype(np.float64) @ wide_k.swapaxes(2, 3) * D**-0.5
     weights = np.exp(np.where(seen, scores - np.where(np.isneginf(lse), 0.0, lse), -np.inf))
     slopes = np.abs(dout).astype(np.float64) @ np.abs(wide_v).swapaxes(2, 3)
@@ -81,7 +85,7 @@ def agrees(answer: Any, arguments: Saved, causal: bool, scope: Scope = WHOLE) ->
     """The answer is (dq, dk, dv) of the right shapes, dtypes and values."""
     dout, q, k, v, _, _ = arguments
     got = triple(answer)
-    want = oracle.attention_backward(dout, q, k, v, causal=causal)
+    want = attention_backward(dout, q, k, v, causal=causal)
     # Rounding of the weights, of the row-wise dot product and of sums over all rows of a group.
     rows = q.shape[1] // k.shape[1] * q.shape[2]
     eps = float(np.finfo(q.dtype).eps)

@@ -6,12 +6,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from trapline.arena.judge import expect
+from trapline.arena.judge.remembered import remembered
 from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import Submission
 from trapline.gold.softmax_topk import oracle
 
 Rng = np.random.Generator
 Array = np.ndarray
+softmax_topk = remembered(oracle.softmax_topk)
 DTYPES = (np.float16, np.float32, np.float64)
 REFUSAL = (ValueError, TypeError)
 #: Longer than any likely tile, and not a multiple of one.
@@ -28,7 +30,7 @@ def logits_of(rng: Rng, shape: tuple[int, int], dtype: Any = np.float64) -> Arra
 def check(answer: Any, logits: Array, k: int) -> None:
     """The answer is right for these logits."""
     probs, indices = pair(answer)
-    want = oracle.softmax_topk(logits, k)
+    want = softmax_topk(logits, k)
     indices = expect.array(indices, shape=(len(logits), k), dtype=np.int64, what="indices")
     probs = expect.array(probs, shape=(len(logits), k), dtype=logits.dtype, what="probs")
     expect.equal(indices, want.indices, "indices")
