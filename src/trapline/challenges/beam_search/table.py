@@ -8,6 +8,7 @@ table mentions and ignores the noise.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ def table_model(vocabulary: int, tables: Mapping[Prefix, Table], *, strict: bool
     what is not mentioned has probability 0.
     """
 
+    lengths = sorted({len(prompt) for prompt in tables})
+
     def model(prefix: Prefix) -> np.ndarray:
-        table, continuation = _look_up(tables, prefix)
+        table, continuation = _look_up(tables, lengths, prefix)
         values = noise(vocabulary, len(continuation))
         if strict:
             values[:] = -np.inf
@@ -46,10 +49,14 @@ def table_model(vocabulary: int, tables: Mapping[Prefix, Table], *, strict: bool
     return model
 
 
-def _look_up(tables: Mapping[Prefix, Table], prefix: Prefix) -> tuple[Table, Prefix]:
-    for prompt, table in tables.items():
-        if prefix[: len(prompt)] == prompt:
-            return table, prefix[len(prompt) :]
+def _look_up(
+    tables: Mapping[Prefix, Table], lengths: Sequence[int], prefix: Prefix
+) -> tuple[Table, Prefix]:
+    """The table of the prompt that this continues; `lengths` are those of the prompts."""
+    for length in lengths:
+        table = tables.get(prefix[:length]) if length <= len(prefix) else None
+        if table is not None:
+            return table, prefix[length:]
     raise Violation(f"the model was asked about {list(prefix)}, which continues no prompt")
 
 
@@ -68,14 +75,22 @@ def random_model(
     """A model whose rows are drawn from the prefix: the same prefix always gets the same row."""
 
     def model(prefix: Prefix) -> np.ndarray:
-        rng = np.random.default_rng([seed, len(prefix), *prefix])
-        logits = rng.standard_normal(vocabulary) * 1.5
-        logits[eos_id] += eos_bonus
-        values = logits - np.log(np.exp(logits).sum())
-        values[rng.random(vocabulary) < sparse] = -np.inf
-        return np.asarray(values)
+        return _row_after(tuple(prefix), seed, vocabulary, eos_id, eos_bonus, sparse).copy()
 
     return model
+
+
+@lru_cache(maxsize=1 << 14)
+def _row_after(
+    prefix: Prefix, seed: int, vocabulary: int, eos_id: int, eos_bonus: float, sparse: float
+) -> np.ndarray:
+    """Drawn once: submission and oracle ask for the rows after the same prefixes."""
+    rng = np.random.default_rng([seed, len(prefix), *prefix])
+    logits = rng.standard_normal(vocabulary) * 1.5
+    logits[eos_id] += eos_bonus
+    values = logits - np.log(np.exp(logits).sum())
+    values[rng.random(vocabulary) < sparse] = -np.inf
+    return np.asarray(values)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Exact models on the controller's side, small trees, and comparisons with the oracle."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,12 +145,20 @@ def random_law(seed: int, vocabulary: int, *, eos_id: int, eos_bonus: float = 0.
     """A target whose law after a prefix is drawn from the prefix."""
 
     def law(prefix: Prefix) -> np.ndarray:
-        rng = np.random.default_rng([seed, len(prefix), *prefix])
-        values = rng.standard_normal(vocabulary)
-        values[eos_id] += eos_bonus
-        return np.asarray(values - np.log(np.exp(values).sum()))
+        return _law_after(tuple(prefix), seed, vocabulary, eos_id, eos_bonus).copy()
 
     return law
+
+
+@lru_cache(maxsize=1 << 14)
+def _law_after(
+    prefix: Prefix, seed: int, vocabulary: int, eos_id: int, eos_bonus: float
+) -> np.ndarray:
+    """Drawn once: drafter, target and oracle ask for the laws after the same prefixes."""
+    rng = np.random.default_rng([seed, len(prefix), *prefix])
+    values = rng.standard_normal(vocabulary)
+    values[eos_id] += eos_bonus
+    return np.asarray(values - np.log(np.exp(values).sum()))
 
 
 def scripted_law(vocabulary: int, prompt: Prefix, script: Sequence[int]) -> oracle.Law:

@@ -7,6 +7,7 @@ i + 1 to node i.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,7 +48,16 @@ def build_tree(log_q: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
     A prefix is never likelier than its parent, so the likeliest remaining one has its parent in
     the tree already. Ties: lower depth, lower parent, lower token.
     """
-    return _heaviest(all_prefixes(log_q), budget)
+    tokens, parents = _built(log_q.tobytes(), log_q.dtype.str, log_q.shape, budget)
+    return tokens.copy(), parents.copy()
+
+
+@lru_cache(maxsize=2048)
+def _built(
+    values: bytes, dtype: str, shape: tuple[int, ...], budget: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Built once: a check compares many answers with the trees of the same drafts."""
+    return _heaviest(all_prefixes(np.ndarray(shape, dtype, values)), budget)
 
 
 def _heaviest(weights: dict[tuple[int, ...], float], budget: int) -> tuple[np.ndarray, np.ndarray]:
