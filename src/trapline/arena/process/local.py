@@ -5,9 +5,11 @@ by the same encoder as over the channel, so that a check cannot tell the two apa
 """
 
 import importlib
+import math
 import re
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -36,6 +38,8 @@ from trapline.arena.process.time_limit import MOST_ADDED, ProcessorWait
 
 #: Less waiting than this share of a limit is not granted.
 GRANTED_SHARE = 0.01
+#: Waiting this long before a call is taken for waiting in it.
+KEPT_SECONDS = 0.02
 
 
 class TooLongError(BaseException):
@@ -328,6 +332,9 @@ class limited:  # noqa: N801
     #: The limit of the call that runs.
     _current: "limited | None" = None
     _is_installed = False
+    #: Counts the waiting since this time on the clock, which may be a little before the call: to
+    #: begin anew takes longer than many a call.
+    _wait, _begun = ProcessorWait(), -math.inf
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._granted = seconds, 0.0
@@ -336,7 +343,9 @@ class limited:  # noqa: N801
         if not limited._is_installed:  # once: that takes longer than many a call
             signal.signal(signal.SIGALRM, limited._interrupt)
             limited._is_installed = True
-        limited._current, self._wait = self, ProcessorWait()
+        limited._current = self
+        if (now := time.monotonic()) - limited._begun > KEPT_SECONDS:
+            limited._wait, limited._begun = ProcessorWait(), now
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def __exit__(self, *_: object) -> None:
