@@ -5,7 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from trapline.challenges.ternary_training.text import Grammar, noise, prose, unigram_perplexity
+from trapline.challenges.ternary_training.text import (
+    Grammar,
+    _drawn,
+    _up_to,
+    noise,
+    prose,
+    unigram_perplexity,
+)
 
 VOCAB = 40
 
@@ -61,3 +68,11 @@ def test_prose_starts_at_the_given_token_id() -> None:
     assert found.min() == VOCAB
     assert found.max() == VOCAB + letters - 1
     assert len({tuple(document) for document in documents}) == len(documents)
+
+
+@pytest.mark.parametrize("shares", [[1.0], [0.7, 0.3], [0.0, 0.2, 0.0, 0.8, 0.0], [1 / 3] * 3])
+def test_words_are_drawn_as_by_the_generator(shares: list[float]) -> None:
+    ours, theirs = np.random.default_rng(9), np.random.default_rng(9)
+    places = _up_to(np.array(shares))
+    for _ in range(500):
+        assert _drawn(ours, places) == theirs.choice(len(shares), p=shares)

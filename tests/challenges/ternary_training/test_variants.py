@@ -1,12 +1,68 @@
-"""Which model trained weights were made for."""
+"""Which model trained weights were made for: that of the contract, or of a known bug."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from trapline.challenges.ternary_training import variants
-from trapline.challenges.ternary_training.variants import JUDGED, Variant
+from trapline.challenges.ternary_training import situations, variants
+from trapline.challenges.ternary_training.variants import JUDGED, VARIANTS, Variant
+from trapline.gold.ternary import small_lm
+
+CONFIG = {"vocab": 11, "dim": 12, "layers": 2, "heads": 4, "context": 9}
+EVERY = [JUDGED, Variant(distance_added=True), Variant(later_mlps="none"), Variant(first_head=0)]
+EVERY += [model for _, model in VARIANTS]
+
+
+@pytest.fixture
+def weights():
+    rng = np.random.default_rng(1)
+    shapes = small_lm.tensor_shapes(CONFIG).items()
+    return {name: (0.3 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes}
+
+
+@pytest.fixture
+def documents():
+    rng = np.random.default_rng(2)
+    return [rng.integers(0, 11, length).tolist() for length in (9, 5, 9, 10, 5, 7)]
+
+
+def test_the_judged_model_is_that_of_the_contract(weights, documents):
+    right = small_lm.perplexity(weights, documents, CONFIG)
+    assert variants.perplexity(weights, documents, CONFIG, JUDGED) == pytest.approx(right, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", EVERY)
+def test_documents_do_not_see_each_other(weights, documents, model):
+    alone = [
+        (len(document), variants.perplexity(weights, [document], CONFIG, model))
+        for document in documents
+    ]
+    cut = {"same": 0, "second next": 2}.get(model.target, 1)
+    counts = np.array([length - cut for length, _ in alone])
+    mean = np.sum(counts * np.log([one for _, one in alone])) / counts.sum()
+    found = variants.perplexity(weights, documents, CONFIG, model)
+    assert found == pytest.approx(np.exp(mean), rel=1e-6)
+
+
+def test_every_variant_is_another_model(weights, documents):
+    found = [variants.perplexity(weights, documents, CONFIG, model) for model in EVERY]
+    assert len(set(np.round(found, 6))) == len(EVERY)
+
+
+@pytest.mark.parametrize(("waited", "asked"), [(0.001, 2.0), (0.2, 8.0)])
+def test_waiting_for_other_cells_does_not_lengthen_a_training(monkeypatch, waited, asked):
+    """Only waiting for a processor does."""
+
+    class Wait:
+        def seconds(self):
+            return waited
+
+    clock = iter([0.0, 0.3])
+    monkeypatch.setattr(situations, "ProcessorWait", Wait)
+    monkeypatch.setattr(situations, "_exercise", lambda: None)
+    monkeypatch.setattr(situations.time, "perf_counter", lambda: next(clock))
+    assert situations.unhurried(2.0) == pytest.approx(asked, abs=0.5)
 
 
 class Answer:

@@ -5,6 +5,7 @@ returns wherever a name is due, so that a model gains by looking further back th
 true probability of every token is known.
 """
 
+from bisect import bisect_right
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -28,13 +29,16 @@ class Grammar:
             self.class_of[members] = number
         self.follow = _transitions(rng)
         self.share = [_falling(len(members)) for members in self.words]
+        # Thousands of words are drawn: `choice` would make these sums for each.
+        self._to_class = [_up_to(shares) for shares in self.follow]
+        self._to_word = [_up_to(shares) for shares in self.share]
 
     def document(self, rng: np.random.Generator, length: int) -> Document:
         """`length` tokens, beginning with a name."""
         name = int(rng.choice(self.words[NAMES]))
         tokens, current = [name], NAMES
         for _ in range(length - 1):
-            current = int(rng.choice(CLASSES, p=self.follow[current]))
+            current = _drawn(rng, self._to_class[current])
             tokens.append(name if current == NAMES else self._word(rng, current))
         return tokens
 
@@ -54,12 +58,24 @@ class Grammar:
         return np.array(found)
 
     def _word(self, rng: np.random.Generator, group: int) -> int:
-        return int(rng.choice(self.words[group], p=self.share[group]))
+        return int(self.words[group][_drawn(rng, self._to_word[group])])
 
     def _share_of(self, token: int) -> float:
         group = self.class_of[token]
         place = int(np.flatnonzero(self.words[group] == token)[0])
         return float(self.share[group][place])
+
+
+def _up_to(shares: np.ndarray) -> list[float]:
+    """The share of each place and all before it."""
+    sums = shares.cumsum()
+    found: list[float] = (sums / sums[-1]).tolist()
+    return found
+
+
+def _drawn(rng: np.random.Generator, up_to: list[float]) -> int:
+    """The place that `rng.choice` would draw with these shares."""
+    return bisect_right(up_to, rng.random())
 
 
 def noise(rng: np.random.Generator, vocab: int, count: int, length: int) -> list[Document]:

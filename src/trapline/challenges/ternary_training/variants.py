@@ -5,7 +5,7 @@ variant is such a model: where trained weights do clearly better in it than in t
 in no other variant better still, the trainer has that bug.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -116,30 +116,40 @@ def perplexity(
 ) -> float:
     """As `small_lm.perplexity`, in the variant."""
     found = []
-    for document in documents:
-        logits = _logits(weights, document, config, model)
-        rows, wanted = _pairs(np.asarray(document), model.target)
-        scores = logits[rows] - logits[rows].max(axis=-1, keepdims=True)
+    for tokens in _of_one_length(documents):
+        logits = _logits(weights, tokens, config, model)
+        rows, wanted = _pairs(tokens, model.target)
+        scores = logits[:, rows] - logits[:, rows].max(axis=-1, keepdims=True)
         log_probs = scores - np.log(np.sum(np.exp(scores), axis=-1, keepdims=True))
-        found.append(log_probs[np.arange(len(wanted)), wanted])
+        found.append(np.take_along_axis(log_probs, wanted[..., None], axis=-1).ravel())
     return float(np.exp(-np.mean(np.concatenate(found))))
 
 
+def _of_one_length(documents: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
+    """All documents, in one array for each length."""
+    by_length: dict[int, list[Sequence[int]]] = {}
+    for document in documents:
+        by_length.setdefault(len(document), []).append(document)
+    for alike in by_length.values():
+        yield np.asarray(alike, dtype=int)
+
+
 def _pairs(tokens: np.ndarray, target: Target) -> tuple[slice, np.ndarray]:
-    """Rows of the logits and the tokens that they are to score."""
+    """Rows of the logits and the tokens that they are to score; documents come first."""
     if target == "same":
         return slice(None), tokens
     if target == "previous":
-        return slice(1, None), tokens[:-1]
+        return slice(1, None), tokens[:, :-1]
     if target == "second next":
-        return slice(None, -2), tokens[2:]
-    return slice(None, -1), tokens[1:]
+        return slice(None, -2), tokens[:, 2:]
+    return slice(None, -1), tokens[:, 1:]
 
 
 def _logits(
-    weights: Weights, tokens: Sequence[int], config: Mapping[str, Any], model: Variant
+    weights: Weights, tokens: np.ndarray, config: Mapping[str, Any], model: Variant
 ) -> np.ndarray:
-    x = weights["embedding"][np.asarray(tokens, dtype=int)]
+    """(documents, tokens, words)."""
+    x = weights["embedding"][tokens]
     for layer in range(config["layers"]):
         part = {name: weights[f"layers.{layer}.{name}"] for name in "qkvo"}
         normed = _norm(x, model) if model.norm_in_layers else x
@@ -172,24 +182,26 @@ def _norm(x: np.ndarray, model: Variant) -> np.ndarray:
 
 
 def _attention(x: np.ndarray, part: Weights, heads: int, model: Variant) -> np.ndarray:
-    length, dim = x.shape
+    length, dim = x.shape[1:]
     width = dim // heads
     back = np.arange(length)[:, None] - np.arange(length)
     distance = back if model.ahead_favoured else np.abs(back)
     if model.transposed:
         part = {name: weight.T for name, weight in part.items()}
+    columns = np.arange(dim).reshape(heads, width)  # of each head
+    if not model.neighbouring_columns:
+        columns = np.arange(dim).reshape(width, heads).T
+    # (documents, heads, tokens, width)
+    q, k, v = (x[:, None] @ part[name][columns].swapaxes(1, 2) for name in "qkv")
+    numbers = np.arange(heads)[:, None, None] + model.first_head
+    slopes = 2.0 ** (-8.0 * numbers / heads)
+    slopes = -slopes if model.distance_added else slopes
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(width) - slopes * distance
+    scores = np.where(back >= -model.ahead, scores, -np.inf)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     mixed = np.zeros_like(x)
-    for head in range(heads):
-        columns = np.arange(head * width, (head + 1) * width)
-        if not model.neighbouring_columns:
-            columns = np.arange(head, dim, heads)
-        q, k, v = (x @ part[name][columns].T for name in "qkv")
-        slope = 2.0 ** (-8.0 * (head + model.first_head) / heads)
-        slope = -slope if model.distance_added else slope
-        scores = q @ k.T / np.sqrt(width) - slope * distance
-        scores = np.where(back >= -model.ahead, scores, -np.inf)
-        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed[:, columns] = shares / shares.sum(axis=-1, keepdims=True) @ v
+    answers = shares / shares.sum(axis=-1, keepdims=True) @ v
+    mixed[..., columns] = answers.swapaxes(1, 2)
     joined: np.ndarray = mixed @ part["o"].T
     return joined
 

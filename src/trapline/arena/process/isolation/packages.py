@@ -17,7 +17,7 @@ def entries(packages: tuple[str, ...]) -> dict[str, Path]:
     """Name on the import path → real place, for these distributions and what they require."""
     found: dict[str, Path] = {}
     for name in sorted(_closure(packages)):
-        found.update(_entries_of(distribution(name)))
+        found.update(_entries_of(name))
     return found
 
 
@@ -43,7 +43,9 @@ def _closure(packages: tuple[str, ...]) -> set[str]:
     return reached
 
 
-def _entries_of(found: Distribution) -> dict[str, Path]:
+@cache
+def _entries_of(name: str) -> dict[str, Path]:
+    found: Distribution = distribution(name)
     if not found.files:
         raise ArenaError(f"the package {found.name!r} does not list its files (RECORD is missing)")
     root = Path(str(found.locate_file(""))).resolve()
