@@ -56,7 +56,7 @@ INSIDE = {
     "arena/process/worker.py": {"numpy", "wire"},
     "arena/process/wire.py": {"numpy"},
     "arena/judge/tester.py": {"numpy", "pytest", "wire"},
-    "arena/judge/inspector.py": {"code_from_data", "mechanical", "rewrite", "wire"},
+    "arena/judge/inspector.py": {"code_from_data", "mechanical", "rewrite"},
     "arena/judge/code_from_data.py": set(),
     "arena/judge/rewrite.py": set(),
     "arena/certify/mechanical.py": set(),

@@ -24,8 +24,8 @@ _PROGRAMS = {
     ),
     "tester": ("judge/tester", "process/wire"),
     "inspector": (
-        *("judge/inspector", "process/wire"),
-        *("certify/mechanical", "judge/rewrite", "judge/code_from_data"),
+        *("judge/inspector", "judge/rewrite", "judge/code_from_data"),
+        "certify/mechanical",
     ),
 }
 _MOST_FILES = 4096
