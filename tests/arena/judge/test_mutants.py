@@ -99,13 +99,13 @@ def test_bugs_can_be_planted_together_unless_they_edit_the_same_text(challenge):
 @pytest.fixture
 def asked(monkeypatch):
     """What processes were asked: pairs of subject and check."""
-    asked, ask = [], MutantHost._ask
+    asked, ask = [], MutantHost._ask_for_bytes
 
     def noting(host, subject, check, **how):
         asked.append((subject, check))
         return ask(host, subject, check, **how)
 
-    monkeypatch.setattr(MutantHost, "_ask", noting)
+    monkeypatch.setattr(MutantHost, "_ask_for_bytes", noting)
     monkeypatch.setattr(mutants, "_shared", SharedRuns())
     return asked
 
@@ -126,6 +126,19 @@ def test_answers_with_one_seed_share_the_runs_of_mutants(challenge, asked):
         first, second = run_twice(challenge, subject, check)
         assert pickle.dumps(first) == pickle.dumps(second)
     assert asked == [(GOLD, check), (form, check)]
+
+
+def test_of_checks_asked_for_their_state_no_answers_come(challenge):
+    ordinary = [case.id for case in challenge.cases[:2]]
+    with MutantHost(challenge, 3) as host:
+        found = host.run_in_order(GOLD, ordinary, ordinary[1:])
+        alone = host.run(GOLD, ordinary[1])
+    assert [bool(found[check].transcript.exchanges) for check in ordinary] == [False, True]
+    answers = [
+        [exchange.entry for exchange in run.transcript.exchanges]
+        for run in (found[ordinary[1]], alone)
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_answers_with_other_seeds_share_nothing(challenge, asked):
