@@ -65,7 +65,12 @@ INSIDE = {
 
 def imports(tree):
     """Absolute names of everything a module imports, wherever the statement stands."""
-    for node in ast.walk(tree):
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        # Expressions hold no statements, and are most of a tree.
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, field, ())
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -14,6 +14,8 @@ PACKAGE = Path(trapline.__file__).parent
 KNOWN_CIRCLES: set[tuple[str, ...]] = set()
 #: Submissions: deployed and graded as they are, not part of the package's module graph.
 SUBMISSIONS = {"solution", "alternates", "starter", "baselines"}
+#: Where a statement has further statements.
+FIELDS = ("body", "orelse", "finalbody", "handlers", "cases")
 LONGEST_FUNCTION = 100
 #: Longer functions that still exist; the same rules as for KNOWN_CIRCLES.
 KNOWN_LONG_FUNCTIONS: set[str] = set()
@@ -35,22 +37,36 @@ def parsed(file):
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def runtime_nodes(node):
-    """All nodes below this one except those in `if TYPE_CHECKING` blocks."""
-    waiting = [node]
+@pytest.fixture(scope="module", autouse=True)
+def trees_of_these_tests_only():
+    """Millions of nodes: every later search for garbage would pass through them."""
+    yield
+    parsed.cache_clear()
+
+
+def runtime_statements(tree):
+    """All statements of a module except those in `if TYPE_CHECKING` blocks."""
+    return statements(tree, lambda node: "TYPE_CHECKING" in ast.unparse(node.test))
+
+
+def statements(tree, left_out=lambda node: False):
+    """All statements of a module, but for the bodies of these `if`s.
+
+    Expressions hold none, and are most of a tree.
+    """
+    waiting = [tree]
     while waiting:
-        for child in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                children = child.orelse
-            else:
-                children = [child]
-            yield from children
-            waiting += children
+        node = waiting.pop()
+        skipped = isinstance(node, ast.If) and left_out(node)
+        for field in ("orelse",) if skipped else FIELDS:
+            waiting += getattr(node, field, ())
+        if not skipped:
+            yield node
 
 
 def imported(tree, modules):
     """Modules of the package that this module imports, inside functions too."""
-    for node in runtime_nodes(tree):
+    for node in runtime_statements(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -133,7 +149,7 @@ def test_imports_for_type_checking_are_not_circles(tmp_path):
 def long_functions(root):
     """Functions with more than 100 lines, decorators not counted, as sentences."""
     for name, file in sources(root):
-        for node in ast.walk(parsed(file)):
+        for node in statements(parsed(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > LONGEST_FUNCTION:
