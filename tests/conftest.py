@@ -5,6 +5,8 @@ import os
 import signal
 import tempfile
 from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -46,6 +48,43 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+
+
+#: Files with the longest tests, those that take longest first.
+LONGEST = (
+    "challenges/test_certify.py",
+    "gold/test_versions.py",
+    "arena/judge/test_levels.py",
+    "gold/attention/test_hopper.py",
+    "packaging/test_wheel.py",
+    "arena/runs/test_run.py",
+    "arena/runs/test_cluster.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Each of several processes begins with some of the longest tests: in the end, when there is
+    nothing left to steal, the others would wait for one of them."""
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes > 1:
+        items[:] = _longest_first(items, processes)
+
+
+def _longest_first(items, processes):
+    """As pytest-xdist deals them out: to each process a piece, all about as long."""
+    here = Path(__file__).parent
+    long = [[item for item in items if item.path == here / name] for name in LONGEST]
+    chosen = {id(item) for group in long for item in group}
+    others = iter([item for item in items if id(item) not in chosen])
+    ordered, left = [], len(items)
+    for number in range(processes):
+        piece = [item for group in long[number::processes] for item in group]
+        size = left // (processes - number)
+        piece += islice(others, max(0, size - len(piece)))
+        left -= size
+        ordered += piece
+    return [*ordered, *others]
 
 
 def pytest_runtest_setup(item):
