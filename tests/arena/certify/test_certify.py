@@ -6,8 +6,9 @@ import pytest
 
 from trapline.arena.certify.certify import Certifier
 from trapline.arena.errors import ArenaError
-from trapline.arena.judge import own_tests
+from trapline.arena.judge import grade, own_tests
 from trapline.arena.judge.traps import edit
+from trapline.arena.record import Dimension
 
 
 @pytest.fixture
@@ -44,8 +45,16 @@ def test_gold_is_graded_at_each_level_with_its_own_tests(sorting, level, monkeyp
 
 
 @pytest.fixture
-def with_traps(sorting, level, monkeypatch, no_measures):
-    """A certifier whose first trap is another one. What is measured does not depend on traps."""
+def quick(monkeypatch, no_measures):
+    """What is measured does not depend on traps, and `test_sorting_challenge_holds` runs the gold
+    solution's own tests with the same seed."""
+    passed = Dimension(score=100.0, reason="run by another test")
+    monkeypatch.setattr(grade, "own_tests", lambda *_: passed)
+
+
+@pytest.fixture
+def with_traps(sorting, level, monkeypatch, quick):
+    """A certifier whose first trap is another one."""
 
     def make(**changes):
         first, *others = sorting.traps
@@ -96,7 +105,7 @@ def test_edit_that_no_longer_matches_is_an_error(sorting):
         stale.plant(sorting.solution_files())
 
 
-def test_mechanical_mutants_fall(certifier, no_measures):
+def test_mechanical_mutants_fall(certifier, quick):
     certificate = certifier.certify(mechanical=True)
     mutants = certificate.of("mechanical")
     survivors = [f.subject for f in mutants if not f.fell_to]
