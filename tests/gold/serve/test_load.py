@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 CLIENTS, SECONDS = 200, 300
@@ -50,6 +49,8 @@ async def ask(client, number, count):
 
 async def load(url, pid, clients, seconds):
     """Latencies, tokens, failures by kind, and resident memory every five seconds."""
+    import openai
+
     end = time.monotonic() + seconds
     latencies, failures, memory, tokens = [], Counter(), [], 0
 

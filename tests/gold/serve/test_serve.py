@@ -7,7 +7,6 @@ import threading
 import time
 
 import httpx
-import openai
 import pytest
 
 from trapline.gold import Sampling
@@ -17,7 +16,15 @@ TALK = [{"role": "system", "content": "be"}, {"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture(scope="session")
-def client(served):
+def openai():
+    """Imported by the process that runs these tests, not by each that collects them: 2 s."""
+    import openai
+
+    return openai
+
+
+@pytest.fixture(scope="session")
+def client(served, openai):
     _, url = served
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
         yield made
@@ -118,7 +125,7 @@ def test_logprobs_have_the_shapes_of_the_api(tiny, client):
     assert streamed == pytest.approx([entry.logprob for entry in entries], abs=1e-5)
 
 
-def test_models_health_and_metrics(served, client):
+def test_models_health_and_metrics(served, client, openai):
     _, url = served
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
@@ -162,7 +169,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "status", "param", "sentence"), WRONG)
-def test_wrong_requests_get_the_errors_of_the_api(client, change, status, param, sentence):
+def test_wrong_requests_get_the_errors_of_the_api(client, change, status, param, sentence, openai):
     body = {"model": "tiny", "prompt": "a", "max_tokens": 2, **change}
     with pytest.raises(openai.APIStatusError, match=sentence) as caught:
         client.post("/completions", body=body, cast_to=object)
@@ -186,7 +193,7 @@ WRONG_CHATS = [
 
 
 @pytest.mark.parametrize(("change", "sentence"), WRONG_CHATS)
-def test_wrong_chats_are_refused(client, change, sentence):
+def test_wrong_chats_are_refused(client, change, sentence, openai):
     body = {"model": "tiny", "messages": TALK, **change}
     with pytest.raises(openai.BadRequestError, match=sentence):
         client.post("/chat/completions", body=body, cast_to=object)
@@ -234,7 +241,7 @@ def test_large_and_slow_bodies_are_refused(tiny, started):
         assert long.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_the_api_key_is_required(tiny, started):
+def test_the_api_key_is_required(tiny, started, openai):
     with started(tiny, api_key="schlüssel") as (_, url):
         for given in ("Bearer wrong", "Bearer schlüsse", "Bearer", "Basic schlüssel"):
             headers = {"Authorization": given.encode()}
@@ -301,7 +308,7 @@ def test_a_full_server_says_when_to_come_back(tiny, started, eventually):
         assert found.status_code == 200
 
 
-def test_shutting_down_ends_running_answers_and_takes_no_new_ones(tiny, started):
+def test_shutting_down_ends_running_answers_and_takes_no_new_ones(tiny, started, openai):
     with started(tiny) as (service, url):
         with httpx.Client() as kept:
             assert kept.get(f"{url}/health").status_code == 200
@@ -327,7 +334,7 @@ def test_shutting_down_ends_running_answers_and_takes_no_new_ones(tiny, started)
     assert texts[-1].finish_reason == "length"
 
 
-def test_a_failing_answer_does_not_affect_the_others(tiny, started, monkeypatch):
+def test_a_failing_answer_does_not_affect_the_others(tiny, started, monkeypatch, openai):
     with started(tiny) as (service, url):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)
         banned = dict.fromkeys(map(str, range(258)), -1e38)
