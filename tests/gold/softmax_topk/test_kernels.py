@@ -1,5 +1,6 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
+import itertools
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
@@ -11,8 +12,7 @@ pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
 #: Short and long rows; more rows than processors and fewer; ties; tails; winners in one group.
-#: For the interpreter's sake a row is long from 513 logits on, and cut into tiles of 1024. Even
-#: ones are float32, odd ones float16.
+#: For the interpreter's sake a row is long from 513 logits on, and cut into tiles of 1024.
 PROBLEMS = [
     ((3, 1), 1, "normal"),
     ((2, 97), 97, "coarse"),
@@ -32,6 +32,7 @@ PROBLEMS = [
     ((1, 5025), 64, "normal"),
     ((1, 1024), 30, "not a number"),
     ((1, 600), 1, "normal"),
+    ((1, 1600), 600, "normal"),
 ]
 #: More rows than processors, of which there is one here: rows of more than 128 stay in the cache.
 #: Of the longest, chunks of three tiles are read again, and all of a row of equal logits. Then come
@@ -55,19 +56,35 @@ MANY = [
     ((28, 1304), 30, "side by side"),
     ((2, 9000), 70, "side by side"),
 ]
+#: Candidates for more than 85 are sorted, those of bfloat16 by keys of 32 bits.
+SORTED = [
+    ((2, 505), 300, "normal", 1, "bfloat16"),
+    ((2, 480), 130, "coarse", 1, "bfloat16"),
+    ((2, 400), 90, "masked", 1, "float32"),
+    ((2, 480), 100, "constant", 1, "float16"),
+    ((2, 1304), 120, "side by side", 1, "bfloat16"),
+    ((2, 1200), 90, "constant", 1, "bfloat16"),
+    ((2, 1301), 100, "coarse", 1, "float32"),
+    ((2, 1201), 130, "not a number", 1, "bfloat16"),
+    ((2, 1100), 200, "normal", 1, "float16"),
+]
 PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]
+DTYPES = ("float32", "float16")
+PROBLEMS = [(*problem, DTYPES[number % 2]) for number, problem in enumerate(PROBLEMS)] + SORTED
+#: How far values in these dtypes may be from the ones before rounding.
+ROUNDING = {"float32": 0.0, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 def test_interpreted_kernels_agree_with_float64(interpreted, number):
     with np.load(interpreted / f"{number}.npz") as kept:
         found = {name: kept[name] for name in kept.files}
-    _, k, _, _ = PROBLEMS[number]
+    _, k, _, _, dtype = PROBLEMS[number]
     log_probs, indices, lse, row_max = in_float64(found["x"], k, found["each"])
     assert np.array_equal(found["indices"], indices)
     want = log_probs if number % 4 > 1 else np.exp(log_probs)
-    half = 2e-3 if found["x"].dtype == np.float16 else 0.0
-    np.testing.assert_allclose(found["values"], want, rtol=1e-5 + half, atol=1e-4)
+    rtol = 1e-5 + ROUNDING[dtype]
+    np.testing.assert_allclose(found["values"], want, rtol=rtol, atol=1e-4)
     np.testing.assert_allclose(found["lse"], lse, rtol=1e-6, atol=1e-4)
     assert np.array_equal(found["row_max"], row_max, equal_nan=True)
 
@@ -75,7 +92,7 @@ def test_interpreted_kernels_agree_with_float64(interpreted, number):
 @pytest.mark.parametrize(("rows", "lag"), [(1, 1), (5, 5), (40, 9), (4096, 594)])
 def test_selection_waits_only_for_earlier_programs(rows, lag):
     """Every row is read once and selected from once, by a program with a higher number."""
-    from trapline.gold.softmax_topk.triton.long_rows import role
+    from trapline.gold.softmax_topk.triton.long_rows_small_k import role
 
     plain = FunctionType(
         role.fn.__code__, {"tl": SimpleNamespace(where=lambda c, a, b: a if c else b)}
@@ -103,6 +120,33 @@ def test_one_kernel_reads_and_selects_only_where_it_was_faster():
     }
 
 
+def plans_of_large_k():
+    """Every plan with room for candidates, of many rows and of long ones, and its threads."""
+    from trapline.gold.softmax_topk.triton import work_partition as plans
+
+    sizes = [65, 128, 256, 257, 500, 512, 513, 700, 1024]
+    for k, width in itertools.product(sizes, (4, 8)):
+        for vocabulary in (2049, 10000, 16384):
+            plan = plans.many_plan(vocabulary, k, vocabulary, width)
+            yield plan, 32 * plan.warps
+        for rows, vocabulary in itertools.product((1, 20, 80, 600), (16385, 50257, 1 << 20)):
+            plan = plans.long_plan(rows, vocabulary, k, vocabulary, width, 132)
+            yield plan, 32 * plan.select_warps
+
+
+def test_candidates_have_as_many_cells_as_they_use():
+    """One each where they are ranked at once; sorted ones share, in whole steps of all threads.
+
+    Few rows of k beyond 512 had half of the cells that their ranks counted in.
+    """
+    for plan, threads in plans_of_large_k():
+        assert plan.buckets % threads == 0
+        if plan.sorts:
+            assert plan.cap % (min(2, plan.cap // threads) * threads) == 0
+        else:
+            assert plan.buckets == plan.cap
+
+
 def in_float64(logits, k, each):
     """What the kernels promise, also where the oracle refuses: NaN first, and NaN answers."""
     x = logits.astype(np.float64)
@@ -118,7 +162,8 @@ def in_float64(logits, k, each):
 
 #: (rows, V, k, dtype): between them every kernel, both ways to choose, one split and many.
 ORDINARY = [(128, 4096, 1, "fp32"), (64, 8192, 8, "bf16"), (512, 128256, 32, "bf16")]
-ORDINARY += [(6400, 10000, 1024, "fp32"), (4096, 32000, 64, "bf16")]
+ORDINARY += [(6400, 10000, 1024, "fp32"), (6400, 10000, 1024, "bf16"), (4096, 32000, 64, "bf16")]
+ORDINARY += [(1280, 50257, 1024, "bf16"), (20, 128256, 1024, "fp32")]
 ORDINARY += [(6400, 10000, 64, "bf16"), (512, 128256, 256, "bf16")]
 EVERY = [
     (rows, V, k, dtype)

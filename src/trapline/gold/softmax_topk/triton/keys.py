@@ -14,7 +14,6 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     cell,
     counted_up,
     larger_in_slice,
-    pair,
     put,
     set_cell,
 )
@@ -218,11 +217,16 @@ def fine_order(key, V, SHIFT: tl.constexpr):
 @triton.jit
 def bucket_of(key, peak, least, V, NUMBER: tl.constexpr, SHIFT: tl.constexpr):
     """Equal steps of the ordered bits from the largest logit down to the least; 0 is the best."""
+    return steps_below(fine_order(key, V, SHIFT), peak, least, NUMBER, SHIFT)
+
+
+@triton.jit
+def steps_below(order, peak, least, NUMBER: tl.constexpr, SHIFT: tl.constexpr):
     top = order_of(peak, SHIFT) | ((1 << SHIFT) - 1)
     span = (top - order_of(least, SHIFT)).to(tl.float32).to(tl.int32, bitcast=True)
     bits = (span >> 23) - 126  # of an integer: what its float has as exponent
     LOG: tl.constexpr = _log2(NUMBER)
-    steps = (top - fine_order(key, V, SHIFT)) >> tl.maximum(bits - LOG, 0).to(tl.uint32)
+    steps = (top - order) >> tl.maximum(bits - LOG, 0).to(tl.uint32)
     return tl.minimum(steps, NUMBER - 1).to(tl.int32)
 
 
@@ -255,15 +259,3 @@ def rank_in_buckets(
     tl.debug_barrier()
     held = tl.where(live, held, 0)
     return begin + larger_in_slice(room, begin, held, key, PACK)
-
-
-@triton.jit
-def in_order(room, key, place, K, ANSWERS: tl.constexpr):
-    """Sorts keys by their places, so that adjacent threads write adjacent results."""
-    tl.debug_barrier()
-    upper, lower = words(key)
-    put(room, place, upper, lower, place < K)
-    tl.debug_barrier()
-    slot = tl.arange(0, ANSWERS)
-    upper, lower = pair(room, slot)
-    return joined(upper, lower), slot

@@ -1,7 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Top-k of long rows: one pass gives the maximum of every group of G neighbours, and a second
-kernel reads the K best groups again. For thousands of rows one kernel does both: programs that
-select come after programs that read later rows, and compute while those wait for memory.
+kernel reads the K best groups again.
 
 Positions count from the last multiple of 16 bytes at or before the row's first logit, so that
 loads are 16 bytes wide whatever V is: column = position − skip.
@@ -13,20 +12,18 @@ import triton.language as tl
 from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import (
     bound,
-    emit,
     emit_summary,
     exactly,
     group_maxima,
-    in_order,
     key_of,
     larger,
     next_bit,
     origin_of,
-    rank_in_buckets,
     temperature_of,
     threshold,
     wait,
 )
+from trapline.gold.softmax_topk.triton.ordered import emit_by_rank, emit_sorted, space_to_sort
 from trapline.gold.softmax_topk.triton.packed import (
     edge_words,
     halves,
@@ -45,10 +42,8 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
 )
 from trapline.gold.softmax_topk.triton.small_k import (
     add_several,
-    emit_ranked,
     keep_words,
     least_and_largest,
-    lists_for,
 )
 
 
@@ -274,7 +269,7 @@ def select_row(
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
     CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, EVEN: tl.constexpr,
-    SEARCHED: tl.constexpr,
+    SEARCHED: tl.constexpr, SORTED: tl.constexpr, BUCKETS: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     """The K best of one row from its group maxima."""
     listed, room, cells = lists[0], lists[1], lists[2]
@@ -287,30 +282,37 @@ def select_row(
     kept = keep_best(
         base, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT, EVEN
     )
-    slot = tl.arange(0, CAP)
-    x, column = pair(room, slot)
-    key = key_of(x.to(tl.float32, bitcast=True), column, SHIFT)
-    key = tl.where(slot < kept, key, 0)
-    tl.debug_barrier()
-    PACK: tl.constexpr = min(4, CAP // THREADS)
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT, PACK)
-    place = tl.where(slot < kept, place, K)
-    if not RANKED:
-        ANSWERS: tl.constexpr = max(CAP // 2, THREADS)
-        key, place = in_order(room, key, place, K, ANSWERS)
-    emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
+    if SORTED:
+        emit_sorted(
+            room, lists[4], cells, kept, peak, least, V, total, temperature, row, values, indices,
+            K, log, CAP, BUCKETS, THREADS, SHIFT, NARROW,
+        )  # fmt: skip
+    else:
+        emit_by_rank(
+            room, cells, kept, peak, least, V, total, temperature, row, values, indices, K, log,
+            CAP, BUCKETS, THREADS, SHIFT, not RANKED,
+        )  # fmt: skip
     emit_summary(lse, row_max, row, peak, total, temperature)
 
 
 @triton.jit
-def empty_lists(rooms, row, LIST: tl.constexpr, CAP: tl.constexpr):
-    """A room for groups, one for candidates, cells for ranks and two more, behind a barrier."""
-    at = row * (2 * LIST + 3 * CAP + 6)
+def empty_lists(
+    rooms, row, LIST: tl.constexpr, CAP: tl.constexpr, SORTED: tl.constexpr,
+    BUCKETS: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """A room for groups, one for candidates, BUCKETS cells and two more, behind a barrier.
+
+    SORTED: and space to sort the candidates in.
+    """
+    at = row * (2 * LIST + 4 * CAP + BUCKETS + 8)
     listed, room = room_for(rooms, at, LIST), room_for(rooms, at + 2 * LIST + 2, CAP)
-    cells = cells_for(rooms, at + 2 * LIST + 2 * CAP + 4, CAP)
-    few = space(rooms, at + 2 * LIST + 3 * CAP + 4, 8)
+    at += 2 * LIST + 2 * CAP + 4
+    cells, few = cells_for(rooms, at, BUCKETS), space(rooms, at + BUCKETS, 8)
+    other = room
+    if SORTED:
+        other = space_to_sort(rooms, at + BUCKETS + 2, CAP, NARROW)
     tl.debug_barrier()
-    return listed, room, cells, few
+    return listed, room, cells, few, other
 
 
 @launched
@@ -322,109 +324,16 @@ def select_kernel(
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
     CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
-    EVEN: tl.constexpr, SEARCHED: tl.constexpr,
-    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, SEARCHED: tl.constexpr, SORTED: tl.constexpr, BUCKETS: tl.constexpr,
+    NARROW: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    lists = empty_lists(rooms, row, LIST, CAP)
+    lists = empty_lists(rooms, row, LIST, CAP, SORTED, BUCKETS, NARROW)
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     select_row(
         logits, temperature, maxima, peaks, totals, lists, values, indices, lse, row_max, row,
         V, K, logits_row, groups, splits, log,
         G, WIDTH, GROUPS_BLOCK, SPLITS_BLOCK, THREADS, SUPER, LIST, TILE, CAP, SHIFT, RANKED, EVEN,
-        SEARCHED,
+        SEARCHED, SORTED, BUCKETS, NARROW,
     )  # fmt: skip
-
-
-@launched
-@triton.jit(do_not_specialize=["rows"])
-def clear_kernel(read, rows, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """No row is read yet."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    wait(PDL)
-    tl.store(read + row, 0, mask=row < rows)
-
-
-@triton.jit
-def role(number, rows, lag):
-    """The row of a program, and whether it selects.
-
-    The first `lag` programs read; then one reads the next row and one selects from the row that was
-    read `lag` rows before, in turn; the last `lag` select. So a program that selects waits for one
-    with a lower number, which has started before it.
-    """
-    inner = number - lag
-    selects = (inner >= 0) & (inner % 2 == 1)
-    row = tl.where(selects, inner // 2, lag + inner // 2)
-    row = tl.where(inner < 0, number, row)
-    last = number >= 2 * rows - lag
-    return tl.where(last, number - rows, row), selects | last
-
-
-@triton.jit
-def select_few(
-    logits, temperature, maxima, peaks, totals, lists,
-    values, indices, lse, row_max, row, V, K, logits_row, groups, log,
-    G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    LIST: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, SHIFT: tl.constexpr,
-    EVEN: tl.constexpr,
-):  # fmt: skip
-    """`select_row` in fewer instructions, for k up to 64 and rows that are not split.
-
-    A thread holds four groups and more, GROUPS_BLOCK / THREADS.
-    """
-    listed, room = lists[0], lists[1]
-    skip = ((row * logits_row) % WIDTH).to(tl.int32)
-    base = logits + (row * logits_row // WIDTH) * WIDTH
-    best, here = group_best(maxima + row * groups, V, skip, G, GROUPS_BLOCK)
-    peak, total = tl.load(peaks + row), tl.load(totals + row)
-    held = tl.reshape(best, [GROUPS_BLOCK // (4 * THREADS), THREADS, 4])
-    each = tl.reduce(tl.reduce(held, 2, larger), 0, larger)
-    least, _ = least_and_largest(lists, each, K, THREADS, SHIFT)
-    add_several(listed, best, tl.arange(0, GROUPS_BLOCK), least, LIST, THREADS)
-    tl.debug_barrier()
-    if count_in(listed) > LIST:
-        list_exactly(best, here, listed, K, THREADS, LIST, SHIFT)
-    kept = keep_best(
-        base, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, WIDTH, SHIFT, EVEN
-    )
-    emit_ranked(
-        lists, kept, peak, total, temperature, row, values, indices, K, log, CAP, THREADS, SHIFT
-    )
-    emit_summary(lse, row_max, row, peak, total, temperature)
-
-
-@launched
-@triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "log", "rows", "lag", "blocks"])
-def stream_and_select_kernel(
-    logits, temperatures, temperature, maxima, peaks, totals, rooms,
-    values, indices, lse, row_max, read,
-    V, K, logits_row, groups, log, rows, lag, blocks,
-    G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    LIST: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, SHIFT: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK: tl.constexpr, SPACE: tl.constexpr,
-    PER_ROW: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Both kernels for rows that are not split; `read` says which rows have been read."""
-    row, selects = role(tl.program_id(0), rows, lag)
-    row = row.to(tl.int64)
-    wait(PDL)
-    temperature = temperature_of(temperatures, temperature, row, PER_ROW)
-    if selects:
-        lists = lists_for(rooms, row * SPACE, LIST, CAP, THREADS, SHIFT)
-        while tl.atomic_add(read + row, 0, sem="acquire", scope="gpu") == 0:
-            pass
-        tl.debug_barrier()
-        select_few(
-            logits, temperature, maxima, peaks, totals, lists, values, indices, lse, row_max, row,
-            V, K, logits_row, groups, log,
-            G, WIDTH, GROUPS_BLOCK, THREADS, LIST, TILE, CAP, SHIFT, EVEN,
-        )  # fmt: skip
-    else:
-        read_split(
-            logits, LOG2_E / temperature, maxima, peaks, totals, row, 0,
-            V, logits_row, groups, blocks, 1, G, BLOCK, THREADS, WIDTH, SHIFT, EVEN,
-        )  # fmt: skip
-        tl.debug_barrier()
-        tl.atomic_add(read + row, 1, sem="release", scope="gpu")

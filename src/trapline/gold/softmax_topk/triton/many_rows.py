@@ -11,19 +11,17 @@ import triton.language as tl
 
 from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import (
-    emit,
     emit_summary,
-    in_order,
     key_of,
     larger,
     logit_of,
     next_bit,
     order_of,
     origin_of,
-    rank_in_buckets,
     temperature_of,
     wait,
 )
+from trapline.gold.softmax_topk.triton.ordered import emit_by_rank, emit_sorted, space_to_sort
 from trapline.gold.softmax_topk.triton.packed import (
     edge_words,
     halves,
@@ -35,7 +33,6 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     cells_for,
     count_in,
     emptied,
-    pair,
     room_for,
     set_cell,
 )
@@ -243,10 +240,10 @@ def many_kernel(
     logits, temperatures, temperature, rooms, values, indices, lse, row_max,
     V, K, logits_row, log, deviations,
     TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
-    CAP: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr, EVEN: tl.constexpr,
-    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+    CAP: tl.constexpr, SHIFT: tl.constexpr, EVEN: tl.constexpr, SORTED: tl.constexpr,
+    BUCKETS: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What is not below a threshold is kept and ranked, as in `short_kernel`.
+    """What is not below a threshold is kept, and ranked as in `short_kernel` or SORTED.
 
     The threshold is guessed from a sample first; if it keeps too few or too many, the row is read
     again until one does not.
@@ -257,9 +254,13 @@ def many_kernel(
     base = logits + (row * logits_row // WIDTH) * WIDTH
     words = words_of(base)
     end = V + skip
-    at = row * (3 * CAP + 2)
+    NARROW: tl.constexpr = SHIFT == 16
+    at = row * (4 * CAP + BUCKETS + 4)
     room = room_for(rooms, at, CAP)
-    cells = cells_for(rooms, at + 2 * CAP + 2, CAP)
+    cells = cells_for(rooms, at + 2 * CAP + 2, BUCKETS)
+    other = room
+    if SORTED:
+        other = space_to_sort(rooms, at + 2 * CAP + BUCKETS + 2, CAP, NARROW)
     tl.debug_barrier()
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
@@ -280,14 +281,14 @@ def many_kernel(
     if kept > CAP:
         least = keep_exactly_again(room, base, skip, end, K, TILE, CAP, THREADS, WIDTH, SHIFT)
         kept = K
-    slot = tl.arange(0, CAP)
-    kept_x, kept_column = pair(room, slot)
-    key = key_of(kept_x.to(tl.float32, bitcast=True), kept_column, SHIFT)
-    key = tl.where(slot < kept, key, 0)
-    tl.debug_barrier()
-    PACK: tl.constexpr = min(4, CAP // THREADS)
-    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, V, CAP, SHIFT, PACK)
-    place = tl.where(slot < kept, place, K)
-    key, place = in_order(room, key, place, K, ANSWERS)
-    emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
+    if SORTED:
+        emit_sorted(
+            room, other, cells, kept, peak, least, V, total, temperature, row, values, indices,
+            K, log, CAP, BUCKETS, THREADS, SHIFT, NARROW,
+        )  # fmt: skip
+    else:
+        emit_by_rank(
+            room, cells, kept, peak, least, V, total, temperature, row, values, indices, K, log,
+            CAP, BUCKETS, THREADS, SHIFT, True,
+        )  # fmt: skip
     emit_summary(lse, row_max, row, peak, total, temperature)

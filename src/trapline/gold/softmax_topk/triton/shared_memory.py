@@ -207,53 +207,111 @@ def pair_if(room, slot, chosen):
 
 
 @triton.constexpr_function
-def _larger_in_slice(pack):
-    """PTX that compares each of `pack` keys with the pairs from a slot on.
+def _larger_in_slice(pack, narrow):
+    """PTX that compares each of `pack` keys with the keys from a slot on: pairs or narrow ones.
 
     A warp goes on to the longest of its slices. Operands, `pack` of each: the room's address, first
     slots, numbers of slots, keys.
     """
     rooms, begins, helds, keys = ([f"${pack * j + i}" for i in range(pack)] for j in range(1, 5))
-    lines = [".reg .pred p, q;", ".reg .u32 i, most;", ".reg .u64 other;"]
+    kind, size, skipped = ("u32", 4, 0) if narrow else ("u64", 8, 8)
+    lines = [".reg .pred p, q;", ".reg .u32 i, most;", f".reg .{kind} other;"]
     lines += [f".reg .u32 at<{pack}>;", "mov.u32 i, 0;", f"mov.u32 most, {helds[0]};"]
     lines += [f"max.u32 most, most, {held};" for held in helds[1:]]
     lines += ["redux.sync.max.u32 most, most, 0xffffffff;"]
     for i in range(pack):
-        lines += [f"mov.u32 ${i}, 0;", f"mad.lo.u32 at{i}, {begins[i]}, 8, {rooms[0]};"]
+        lines += [f"mov.u32 ${i}, 0;", f"mad.lo.u32 at{i}, {begins[i]}, {size}, {rooms[0]};"]
     lines += ["LOOP:", "setp.ge.u32 p, i, most;", "@p bra DONE;"]
     for i in range(pack):
-        lines += [f"setp.lt.u32 q, i, {helds[i]};", f"@q ld.shared.u64 other, [at{i} + 8];"]
-        lines += [f"setp.gt.and.u64 p, other, {keys[i]}, q;", f"@p add.u32 ${i}, ${i}, 1;"]
-        lines += [f"add.u32 at{i}, at{i}, 8;"]
+        lines += [f"setp.lt.u32 q, i, {helds[i]};"]
+        lines += [f"@q ld.shared.{kind} other, [at{i} + {skipped}];"]
+        lines += [f"setp.gt.and.{kind} p, other, {keys[i]}, q;", f"@p add.u32 ${i}, ${i}, 1;"]
+        lines += [f"add.u32 at{i}, at{i}, {size};"]
     return "{ " + " ".join([*lines, "add.u32 i, i, 1;", "bra LOOP;", "DONE:"]) + " }"
 
 
 @triton.constexpr_function
-def _slice_operands(pack):
-    return ",".join([*["=&r"] * pack, *["r"] * (3 * pack), *["l"] * pack])
+def _slice_operands(pack, narrow):
+    return ",".join([*["=&r"] * pack, *["r"] * (3 * pack), *["r" if narrow else "l"] * pack])
 
 
 @triton.jit
-def larger_in_slice(room, begin, held, key, PACK: tl.constexpr):
+def larger_in_slice(
+    room, begin, held, key, PACK: tl.constexpr, NARROW: tl.constexpr = False
+):  # fmt: skip
     """How many of the 64-bit pairs in slots `begin` to `begin + held` are larger than each key.
 
-    The second number of a pair is the upper half. Call it after a barrier.
+    The second number of a pair is the upper half. NARROW: of keys of 32 bits in cells, all of them
+    unsigned in an int32. Call it after a barrier.
     """
     if room.dtype.is_ptr():
         beaten = begin * 0
         for other in range(tl.max(held, 0)):
-            lower, upper = pair_if(room, begin + other, other < held)
-            pairs = (upper.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | lower.to(
-                tl.uint32, bitcast=True
-            ).to(tl.uint64)
-            beaten += (pairs > key).to(tl.int32)
+            if NARROW:
+                found = tl.load(room + begin + other, mask=other < held, other=0)
+                above = found.to(tl.uint32, bitcast=True) > key.to(tl.uint32, bitcast=True)
+            else:
+                lower, upper = pair_if(room, begin + other, other < held)
+                upper, lower = upper.to(tl.uint32, bitcast=True), lower.to(tl.uint32, bitcast=True)
+                above = ((upper.to(tl.uint64) << 32) | lower.to(tl.uint64)) > key
+            beaten += above.to(tl.int32)
     else:
-        COUNTED: tl.constexpr = _larger_in_slice(PACK)
-        OPERANDS: tl.constexpr = _slice_operands(PACK)
+        COUNTED: tl.constexpr = _larger_in_slice(PACK, NARROW)
+        OPERANDS: tl.constexpr = _slice_operands(PACK, NARROW)
         beaten = tl.inline_asm_elementwise(
             COUNTED, OPERANDS, [room, begin, held, key], dtype=tl.int32, is_pure=False, pack=PACK
         )
     return beaten
+
+
+@triton.constexpr_function
+def _own_cells(each, stored):
+    """PTX for the `each` cells of a thread, four at a time: their sum, or sums from $3 on stored.
+
+    Operands: the cells' address, the thread's number.
+    """
+    wide = min(each, 4)
+    held = [f"a{i}" for i in range(each)]
+    vector = f".v{wide}" if wide > 1 else ""
+    parts = [", ".join(held[i : i + wide]) for i in range(0, each, wide)]
+    parts = [f"{{{part}}}" if wide > 1 else part for part in parts]
+    at = [f"[at + {4 * i}]" for i in range(0, each, wide)]
+    lines = [".reg .u32 at, sum, next;", f".reg .u32 a<{each}>;"]
+    lines += [f"mad.lo.u32 at, $2, {4 * each}, $1;"]
+    lines += [f"ld.shared{vector}.u32 {part}, {at[i]};" for i, part in enumerate(parts)]
+    if stored:
+        lines += ["mov.u32 sum, $3;"]
+        for one in held:
+            lines += [f"add.u32 next, sum, {one};", f"mov.u32 {one}, sum;", "mov.u32 sum, next;"]
+        lines += [f"st.shared{vector}.u32 {at[i]}, {part};" for i, part in enumerate(parts)]
+        lines += ["mov.u32 $0, 0;"]
+    else:
+        lines += ["mov.u32 sum, a0;", *[f"add.u32 sum, sum, {one};" for one in held[1:]]]
+        lines += ["mov.u32 $0, sum;"]
+    return "{ " + " ".join(lines) + " }"
+
+
+@triton.jit
+def accumulated(cells, NUMBER: tl.constexpr, THREADS: tl.constexpr):
+    """Replaces every cell by the sum of those before it, between barriers.
+
+    A thread adds up NUMBER / THREADS neighbours.
+    """
+    if cells.dtype.is_ptr():
+        number = tl.arange(0, NUMBER)
+        held = tl.load(cells + number)
+        tl.store(cells + number, tl.cumsum(held, 0) - held)
+    else:
+        SUM: tl.constexpr = _own_cells(NUMBER // THREADS, False)
+        STORED: tl.constexpr = _own_cells(NUMBER // THREADS, True)
+        thread = tl.arange(0, THREADS)
+        held = tl.inline_asm_elementwise(
+            SUM, "=r,r,r", [cells, thread], dtype=tl.int32, is_pure=False, pack=1
+        )
+        before = tl.cumsum(held, 0) - held
+        tl.inline_asm_elementwise(
+            STORED, "=r,r,r,r", [cells, thread, before], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
@@ -265,9 +323,17 @@ def cells_for(memory, at, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def set_cell(cells, number, value):
+def set_cell(cells, number, value, chosen=None):
+    """Of all cells, or of those chosen."""
     if cells.dtype.is_ptr():
-        tl.store(cells + number, value)
+        tl.store(cells + number, value, mask=chosen)
+    elif chosen is not None:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .u32 at; mov.b32 $0, 0; setp.ne.s32 p, $4, 0; "
+            "mad.lo.u32 at, $2, 4, $1; @p st.shared.b32 [at], $3; }",
+            "=r,r,r,r,r", [cells, number, value, chosen.to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
     else:
         tl.inline_asm_elementwise(
             "{ .reg .u32 at; mov.b32 $0, 0; mad.lo.u32 at, $2, 4, $1; st.shared.b32 [at], $3; }",

@@ -3,7 +3,7 @@
 One program keeps a short row in registers (`short_rows`). Of many short rows, each is read again
 from the cache instead, so that several programs fit on a processor (`many_rows`). For long rows a
 first kernel reads the row once and writes group maxima, and a second selects (`long_rows`); of
-thousands of rows one kernel does both, side by side.
+thousands of rows one kernel does both, side by side (`long_rows_small_k`).
 `work_partition` chooses; docs/components/softmax_topk.md derives why this is exact.
 
 No state between calls and no host synchronisation: calls can be captured in a CUDA graph. Results
@@ -27,11 +27,10 @@ from trapline.gold.operators import operator
 from trapline.gold.softmax_topk import reference
 from trapline.gold.softmax_topk.triton import work_partition as plans
 from trapline.gold.softmax_topk.triton.keys import AFTER, EARLY, NOT
-from trapline.gold.softmax_topk.triton.long_rows import (
+from trapline.gold.softmax_topk.triton.long_rows import select_kernel, stream_kernel
+from trapline.gold.softmax_topk.triton.long_rows_small_k import (
     clear_kernel,
-    select_kernel,
     stream_and_select_kernel,
-    stream_kernel,
 )
 from trapline.gold.softmax_topk.triton.many_rows import many_kernel
 from trapline.gold.softmax_topk.triton.many_rows_small_k import many_small_k_kernel
@@ -163,7 +162,7 @@ def run_many(call: _Call, plan: Many) -> None:
     x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
     many_kernel[(rows,)](
-        *(x, *warm, rooms(x, 3 * plan.cap + 2), *answers),
+        *(x, *warm, rooms(x, 4 * plan.cap + plan.buckets + 4), *answers),
         *(vocabulary, k, x.stride(0), int(log), plan.deviations),
         **many_launch(plan, width_of(x), _SHIFT[x.dtype]),
         **same,
@@ -176,9 +175,10 @@ def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
         "THREADS": 32 * plan.warps,
         "WIDTH": width,
         "CAP": plan.cap,
-        "ANSWERS": plan.answers,
         "SHIFT": shift,
         "EVEN": plan.even,
+        "SORTED": plan.sorts,
+        "BUCKETS": plan.buckets,
         "num_warps": plan.warps,
         "maxnreg": plan.registers,
     }
@@ -303,7 +303,7 @@ def stream_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
 def select(call: _Call, parts: tuple[Tensor, Tensor, Tensor], plan: Long) -> None:
     x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
-    room = rooms(x, 2 * plan.listed + 3 * plan.cap + 6)
+    room = rooms(x, 2 * plan.listed + 4 * plan.cap + plan.buckets + 8)
     select_kernel[(rows,)](
         *(x, *warm, *parts, room, *answers),
         *(vocabulary, k, x.stride(0), plan.groups, plan.splits, int(log)),
@@ -327,6 +327,9 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "RANKED": plan.ranked,
         "EVEN": plan.even,
         "SEARCHED": plan.searched,
+        "SORTED": plan.sorts,
+        "BUCKETS": plan.buckets,
+        "NARROW": plan.narrow and shift == 16,
         "num_warps": plan.select_warps,
         "maxnreg": plans.REGISTERS,
     }

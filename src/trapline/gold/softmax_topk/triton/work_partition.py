@@ -56,36 +56,39 @@ class Many(NamedTuple):
 
     tile: int  # logits at a time
     warps: int
-    registers: int  # per thread, so that four programs fit on a processor
+    registers: int  # per thread
     cap: int  # logits that may remain
-    answers: int
     deviations: float  # of normally distributed logits: enough are larger, and they fit well
     even: bool  # every row begins and ends with a multiple of 16 bytes
+    sorts: bool  # what remains is sorted rather than ranked all at once
+    buckets: int  # for either
 
 
 MANY_TILE = 2048
-#: Warps, and registers by logits in 16 bytes, for k up to HUNDREDS and for larger k.
-MANY_HUNDREDS, MANY_MORE = (4, {4: 64, 8: 48}), (8, {4: 64, 8: 64})
+#: Warps and registers by logits in 16 bytes, for k up to HUNDREDS and for larger k.
+MANY_HUNDREDS, MANY_MORE = {4: (4, 64), 8: (4, 48)}, {4: (8, 40), 8: (4, 48)}
+#: The most candidates of such a row, and the most buckets that they are sorted by.
+MANY_ROOM, BUCKETS = 1536, 1024
 
 
 def many_plan(vocabulary: int, k: int, stride: int, width: int) -> Many:
-    """Twice as much space for the candidates as winners.
+    """Space for twice as many candidates as winners, up to MANY_ROOM.
 
     Few more than k of them take least time, and eight deviations of their number are enough.
     """
-    k_block = max(2, triton.next_power_of_2(k))
-    warps, registers = MANY_HUNDREDS if k <= HUNDREDS else MANY_MORE
-    threads = 32 * warps
-    cap = max(threads, 2 * k_block)
-    wanted = min(math.sqrt(k * cap), k + 8 * math.sqrt(k)) / vocabulary
+    twice = 2 * max(2, triton.next_power_of_2(k))
+    warps, registers = (MANY_HUNDREDS if k <= HUNDREDS else MANY_MORE)[width]
+    cap = max(32 * warps, min(twice, MANY_ROOM))
+    wanted = min(math.sqrt(k * twice), k + 8 * math.sqrt(k)) / vocabulary
     return Many(
         tile=MANY_TILE,
         warps=warps,
-        registers=registers[width],
+        registers=registers,
         cap=cap,
-        answers=max(threads, k_block),
         deviations=NormalDist().inv_cdf(1.0 - wanted) if wanted < 1.0 else -1e30,
         even=vocabulary % width == 0 and stride % width == 0,
+        sorts=k > HUNDREDS,
+        buckets=min(cap, BUCKETS),
     )
 
 
@@ -176,6 +179,9 @@ class Long(NamedTuple):
     cap: int  # logits that may remain
     ranked: bool
     searched: bool  # one warp finds the threshold
+    sorts: bool  # what remains is sorted rather than ranked all at once
+    buckets: int  # for either
+    narrow: bool  # columns have 16 bits at most
     lag: int  # rows between reading and selection by one kernel; 0: two kernels
     even: bool  # every row begins and ends with a multiple of 16 bytes
 
@@ -222,6 +228,7 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     cap = max(2 * k_block, threads)
     if lag:
         tile, listed, cap = SMALL_TILE[width], SMALL_ROOM, SMALL_ROOM
+    sorts = k > HUNDREDS and not few
     return Long(
         group=group,
         block=block,
@@ -237,6 +244,9 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
         cap=cap,
         ranked=ranked,
         searched=searched,
+        sorts=sorts,
+        buckets=min(cap, BUCKETS) if sorts else cap,
+        narrow=vocabulary <= 1 << 16,
         lag=lag,
         even=slack == 0 and vocabulary % width == 0,
     )
