@@ -1,6 +1,7 @@
 """Bugs of refusing bad input."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,48 @@ def too_few_rows_accepted(submission: Submission, rng: np.random.Generator) -> N
 )
 def one_axis_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, lambda rows: flat(rows)[:, 0], eos_id=0)
+
+
+def _one_bad_step(submission: Submission, rng: np.random.Generator, step: int) -> None:
+    """Models whose answers hold NaN or +inf, or have another shape, from this step on only."""
+    E, place = int(rng.integers(4)), int(rng.integers(4))
+    settings = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E}
+
+    def spoiled(value: float, more: int, prefixes: list[list[int]]) -> np.ndarray:
+        # Who asks for prefixes in turn gets a bad answer for each that belongs to the step.
+        good = flat(len(prefixes))
+        if max(map(len, prefixes)) < 1 + step:
+            return good
+        good[-1, place] = value
+        return np.concatenate((good, good[:more]))
+
+    for value, more in ((np.nan, 0), (np.inf, 0), (-2.0, 1)):
+        stub = Stub(log_probs=partial(spoiled, value, more))
+        expect.raises(BAD, submission.clean().beam_search, stub, [[1], [3]], **settings)
+
+
+def first_answer_bad(submission: Submission, rng: np.random.Generator) -> None:
+    _one_bad_step(submission, rng, step=0)
+
+
+@trap(
+    catches="only the first answer of the model is checked: NaN, +inf or a wrong shape in a later "
+    "one is accepted",
+    severity="major",
+    story="The check belongs to the look at the size of the vocabulary, which is taken once.",
+    mutant=edit(
+        CALL,
+        "    answer = lm.log_probs(prefixes)\n"
+        "    is_first = all(search.length == 0 for search in searches)\n"
+        "    log_probs = checked(answer, len(prefixes), eos_id) if is_first else"
+        " np.asarray(answer, dtype=np.float64)\n",
+    ),
+    dimension="robustness",
+    seen=BLIND,
+    control=first_answer_bad,
+)
+def later_answers_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    _one_bad_step(submission, rng, step=1)
 
 
 @trap(

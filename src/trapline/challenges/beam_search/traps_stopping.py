@@ -486,3 +486,28 @@ def bound_of_the_whole_batch(submission: Submission, rng: np.random.Generator) -
         length_penalty=0.0,
         **settings,
     )
+
+
+_LIVE = "searches if search.beams]"
+_GOES_ON = (
+    "search.beams or (search.length < search.rules.max_new_tokens"
+    " and len(search.pool) < search.rules.beam_width)"
+)
+
+
+@trap(
+    catches="a prompt whose beams have all ended goes on while its pool has room: the model is "
+    "called without any prefix",
+    severity="major",
+    story="Whether the pool is full is asked before whether any beam is alive.",
+    mutant=edits(
+        ("while any(search.beams for", f"while any({_GOES_ON} for"),
+        (_LIVE, f"searches if {_GOES_ON}]"),
+    ),
+    seen=BLIND,
+    control=ordinary_search,
+)
+def dead_end_still_called(submission: Submission, rng: np.random.Generator) -> None:
+    (E,) = tokens(rng, 1)
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 4, "eos_id": E}
+    one(submission, rng, {(): {E: -1.0}}, strict=True, **settings)
