@@ -480,6 +480,40 @@ def check_of_one_direction(submission: Submission, rng: Rng) -> None:
         expect.that(different >= 4, f"{name}: {different} different directions, 4 are asked for")
 
 
+def _by_zeros(signs: str) -> Mutant:
+    return edit("rng.choice([-1.0, 1.0], value.shape)", f"rng.choice({signs}, value.shape)")
+
+
+@trap(
+    catches="a random direction leaves elements where they are: its signs may be 0",
+    severity="minor",
+    story="Signs are drawn from -1, 0 and 1, and of a large input some elements are moved by no "
+    "direction at all.",
+    mutant=_by_zeros("[-1.0, 0.0, 1.0]"),
+    also=[_by_zeros("[0.0, 1.0]")],
+    seen=WRITTEN_BLIND,
+    control=linear_passes,
+)
+def check_of_directions_with_zeros(submission: Submission, rng: Rng) -> None:
+    for name, moves in _moves(submission, rng).items():
+        moved = [np.abs(move) > 1e-9 * np.abs(move).max() for move in moves]
+        full = sum(bool(places.all()) for places in moved)
+        # An input that is never moved is for other checks.
+        good = not moves or full >= 4 or _one_after_another(moved) or _spans(moves)
+        expect.that(good, f"{name}: fewer than 4 directions move every element")
+
+
+def _one_after_another(moved: list[Array]) -> bool:
+    """Parts of the input are moved in turn, and each element is in one of them."""
+    parts = {places.tobytes(): places for places in moved}.values()
+    return bool((np.sum([*parts], axis=0) == 1).all())
+
+
+def _spans(moves: list[Array]) -> bool:
+    """The derivatives along these directions say that of every element."""
+    return int(np.linalg.matrix_rank(np.array(moves), rtol=1e-3)) == moves[0].size
+
+
 def _moves(submission: Submission, rng: Rng) -> dict[str, list[Array]]:
     """By how much gradient_check moved each input in its calls of forward.
 
