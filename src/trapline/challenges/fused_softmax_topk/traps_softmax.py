@@ -14,8 +14,21 @@ from trapline.challenges.fused_softmax_topk.cases import (
     logits_of,
     pair,
 )
-from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile, sparse
-from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, CALL, PROBS, SUM, TILE
+from trapline.challenges.fused_softmax_topk.situations import (
+    LATE,
+    WRITTEN_BLIND,
+    masked,
+    one_tile,
+    sparse,
+)
+from trapline.challenges.fused_softmax_topk.solution_lines import (
+    ANSWER,
+    CALL,
+    MERGE,
+    PROBS,
+    SUM,
+    TILE,
+)
 from trapline.gold.softmax_topk import oracle
 
 # Parts of the gold solution that several mutants edit.
@@ -170,6 +183,22 @@ def masked_later_tile(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, LONG))
     logits[:, 30:] = -np.inf
     ask(submission, logits, 40)
+
+
+@trap(
+    catches="a row is refused because one of its tiles is all −inf, although the row is not",
+    severity="major",
+    story="All −inf is checked for each tile, and long stretches of a vocabulary are masked.",
+    mutant=insert_before(
+        "    new = max(largest, tile_max)\n",
+        "    if tile_max == -np.inf:\n        raise ValueError('a row of logits is all -inf')\n",
+    ),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def masked_tile_refused(submission: Submission, rng: Rng) -> None:
+    places = int(rng.integers(32)), LATE + int(rng.integers(32))
+    ask(submission, np.concatenate([masked({place: 0.0}) for place in places]), 1)
 
 
 @trap(
@@ -428,6 +457,26 @@ def finite_stand_in_for_masked(submission: Submission, rng: Rng) -> None:
     places = rng.permutation(12)
     logits[0, places[:3]] = 0.0, -1e300, -2e300
     ask(submission, logits, 12)
+
+
+_LOWEST = "np.maximum(tile, np.finfo(logits.dtype).min)"
+
+
+@trap(
+    catches="the lowest finite number of the dtype stands for −inf, and masked logits tie with a "
+    "logit of that size",
+    severity="minor",
+    story="A usual mask value; −65504 is an ordinary float16 number, and the lower index wins.",
+    mutant=edit(MERGE, MERGE.replace("tile", _LOWEST)),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def lowest_number_for_masked(submission: Submission, rng: Rng) -> None:
+    for dtype in DTYPES:
+        logits = np.full((1, 12), -np.inf, dtype)
+        places = 4 + rng.permutation(8)
+        logits[0, places[:2]] = 0.0, np.finfo(dtype).min
+        ask(submission, logits, 2)
 
 
 @trap(
