@@ -306,3 +306,35 @@ def minus_128_accepted(submission: Submission, rng: np.random.Generator) -> None
     codes = ternary_codes(rng, 2, 8)
     codes[int(rng.integers(2)), int(rng.integers(8))] = -128
     refuses(submission, "pack", codes)
+
+
+def _there_and_back(
+    submission: Submission, rng: np.random.Generator, *shapes: tuple[int, ...]
+) -> None:
+    for shape in shapes:
+        codes = ternary_codes(rng, *shape)
+        scales = np.ones((*shape[:-1], -(-shape[-1] // GROUP)), dtype=np.float16)
+        packed = submission.pack(codes)
+        expect.equal(packed, oracle.pack(codes), f"pack of shape {shape}")
+        expect.equal(submission.unpack(packed, shape), codes, f"unpack to shape {shape}")
+        back = submission.dequantize(codes, scales, GROUP)
+        expect.equal(back, oracle.dequantize(codes, scales), f"dequantize of shape {shape}")
+
+
+def some_codes(submission: Submission, rng: np.random.Generator) -> None:
+    """A control: the same with codes in every axis."""
+    _there_and_back(submission, rng, (2, 7), (3, 1), (4,))
+
+
+@trap(
+    catches="codes of an array with an empty axis are refused: the smallest or largest of nothing "
+    "is asked for",
+    severity="minor",
+    story="Bytes and codes are checked by their maximum, which an empty array does not have.",
+    mutant=edit("    if np.any(slots == 3):\n", "    if slots.max() == 3:\n"),
+    also=[edit("if codes.size and (codes.min()", "if (codes.min()")],
+    seen=BLIND,
+    control=some_codes,
+)
+def empty_codes_refused(submission: Submission, rng: np.random.Generator) -> None:
+    _there_and_back(submission, rng, (2, 0), (0, 7), (0,))

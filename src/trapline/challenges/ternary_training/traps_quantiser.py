@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import ERROR_LIMIT
 from trapline.challenges.ternary_training.situations import (
@@ -388,13 +388,22 @@ def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> N
     also=[
         insert_after(_KEPT, _EDGE + "    counts &= (signed >= edge) | (signed < -edge)\n"),
         insert_after(_KEPT, _EDGE + "    counts &= (signed > edge) | (signed <= -edge)\n"),
+        # Nearest to its group's scale, as stored.
+        insert_before(
+            _KEPT,
+            "    signed = _grouped(w, group_size)\n"
+            "    half = scales[..., None].astype(np.float64) / 2\n"
+            "    counts = (signed >= half) | (signed < -half)\n",
+        ),
     ],
     seen=BLIND,
 )
 def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
     # Mean 2 and weights of ±1: half the mean is met exactly. Likewise mean 1.5 and ±0.75.
     edges = np.array([[1, -1, 3, -3] * 4, [0.75, -0.75, 2.25, -2.25] * 4], dtype=np.float32)
-    for w in (edges, grid(rng, 2, 16)):
+    # The scale can only be 65504, and weights of half of that lie between two codes.
+    clipped = np.array([[1e6, 32752, -1e6, -32752] * 4], dtype=np.float32)
+    for w in (edges, grid(rng, 2, 16), clipped):
         codes, scales = quantised(submission, w, 16)
         negated, same = quantised(submission, -w, 16)
         expect.equal(negated, -codes, "the codes of −w")
