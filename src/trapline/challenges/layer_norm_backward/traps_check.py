@@ -481,29 +481,27 @@ def check_of_one_direction(submission: Submission, rng: Rng) -> None:
         expect.that(different >= 4, f"{name}: {different} different directions, 4 are asked for")
 
 
-def _by_zeros(signs: str) -> Mutant:
-    return edit("rng.choice([-1.0, 1.0], value.shape)", f"rng.choice({signs}, value.shape)")
-
-
 @trap(
     catches="a random direction leaves elements where they are: its signs may be 0",
     severity="minor",
     story="Signs are drawn from -1, 0 and 1, and of a large input some elements are moved by no "
     "direction at all.",
-    mutant=_by_zeros("[-1.0, 0.0, 1.0]"),
-    also=[_by_zeros("[0.0, 1.0]")],
+    mutant=edit(
+        "rng.choice([-1.0, 1.0], value.shape)", "rng.choice([-1.0, 0.0, 1.0], value.shape)"
+    ),
     seen=WRITTEN_BLIND,
     control=linear_passes,
 )
 def check_of_directions_with_zeros(submission: Submission, rng: Rng) -> None:
-    for name, moves in _moves(submission, rng).items():
-        moved = [np.abs(move) > 1e-9 * np.abs(move).max() for move in moves]
-        full = sum(bool(places.all()) for places in moved)
-        parts = {places.tobytes(): places for places in moved}.values()
-        # Where the same elements, or only a few, are moved each time, other checks notice it.
-        others = len(parts) < 2 or float(np.mean(moved)) < 1 / 4
-        good = others or full >= 4 or _once_each(parts) or _spans(moves)
-        expect.that(good, f"{name}: fewer than 4 directions move every element")
+    # gamma and beta have so few elements that a spot check moves as many of them.
+    moves = _moves(submission, rng).get("dx", [])
+    moved = [np.abs(move) > 1e-9 * np.abs(move).max() for move in moves]
+    full = sum(bool(places.all()) for places in moved)
+    parts = {places.tobytes(): places for places in moved}.values()
+    # Where the same elements, or only a few, are moved each time, other checks notice it.
+    others = len(parts) < 2 or float(np.mean(moved)) < 1 / 4
+    good = others or full >= 4 or _once_each(parts) or _spans(moves)
+    expect.that(good, "dx: fewer than 4 directions move every element")
 
 
 def _once_each(parts: Iterable[Array]) -> bool:
