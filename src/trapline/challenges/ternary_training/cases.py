@@ -41,6 +41,7 @@ SLOW = frozenset(
         "learns",
         "seconds-ignored",
         "clock-read-once-a-pass",
+        "only-the-first-window",
         "future-visible",
         "heads-interleaved",
         "norm-by-sum",

@@ -9,16 +9,19 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
-from trapline.challenges.ternary_training.cases import weights_of
+from trapline.challenges.ternary_training.cases import UNIGRAM_SHARE, weights_of
 from trapline.challenges.ternary_training.situations import (
     GROUP,
     MOMENT,
+    RULE_SECONDS,
+    SHORT_RULE_SECONDS,
     VOCAB,
     config_of,
     grid,
     quantised,
     refuses,
     same_tensors,
+    share_of_counting,
     tensor_of,
     trained_on_few,
     trained_on_noise,
@@ -58,6 +61,50 @@ def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> 
     config = config_of(rng, dim=16, layers=1, context=8, seconds=MOMENT)
     answer = submission.train(text.noise(rng, 8, 8, 40), config)
     tensor_of(answer, "head", config)
+
+
+def _learns_a_cycle(submission: Submission, rng: np.random.Generator, lead: int) -> None:
+    """Stretches of a cycle, once trained on documents that begin with another word, so many times.
+
+    A right answer may be slow or unlucky in a short training, so a long one is granted after it.
+    """
+    vocab, context = 9, 6
+    order = rng.permutation(np.arange(1, vocab)).tolist() * 4
+
+    def stretch(length: int) -> text.Document:
+        begin = int(rng.integers(vocab - 1))
+        return order[begin : begin + length]
+
+    length = 3 * context if lead else context + 1
+    shown = [[0] * lead + stretch(length) for _ in range(60)]
+    judged = [stretch(context + 1) for _ in range(20)]
+    sizes = {"vocab": vocab, "heads": 4, "context": context}
+    for seconds in (SHORT_RULE_SECONDS, RULE_SECONDS):
+        share = share_of_counting(submission, rng, shown + judged, len(judged), seconds, **sizes)
+        if share <= UNIGRAM_SHARE:
+            break
+    told = f"perplexity {share:.2f} of that of counting words on a cycle that documents hold"
+    expect.that(share <= UNIGRAM_SHARE, told)
+
+
+def cycle_in_short_documents(submission: Submission, rng: np.random.Generator) -> None:
+    _learns_a_cycle(submission, rng, lead=0)
+
+
+@trap(
+    catches="of a document longer than the context only the first window is trained on",
+    severity="major",
+    story="Cutting a document at context + 1 tokens instead of dividing it loses most of a corpus "
+    "of long articles.",
+    mutant=edit(
+        '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+        '        for begin in range(0, min(1, len(tokens) - 1), config["context"]):\n',
+    ),
+    seen=BLIND,
+    control=cycle_in_short_documents,
+)
+def only_the_first_window(submission: Submission, rng: np.random.Generator) -> None:
+    _learns_a_cycle(submission, rng, lead=7)
 
 
 @trap(
