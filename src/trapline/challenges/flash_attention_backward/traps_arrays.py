@@ -159,8 +159,17 @@ def gradients_in_single(submission: Submission, rng: np.random.Generator) -> Non
     differentiates(submission, draw(Shape(T=4, S=4), rng, False), tile=4)
 
 
+def _summed_in_single(names: str) -> Mutant:
+    """These gradients are summed in float32 and have their dtype in the end."""
+    narrow = "".join(f"    {name} = {name}.astype(np.float32)\n" for name in names.split(", "))
+    widened = "".join(f"    {name} = {name}.astype(q.dtype)\n" for name in names.split(", "))
+    returned = "    return dq, dk, dv\n"
+    return edits((_ZEROS, f"{_ZEROS}\n{narrow}".rstrip()), (returned, widened + returned))
+
+
 @trap(
-    catches="float64 gradients pass through float32: products, lse or the row sums of dout · out",
+    catches="float64 gradients pass through float32: products, sums, lse or the row sums of "
+    "dout · out",
     severity="major",
     story="Gradients compared with finite differences then agree to 1e-7 only.",
     mutant=edit(
@@ -172,6 +181,9 @@ def gradients_in_single(submission: Submission, rng: np.random.Generator) -> Non
         edit(_LEVEL, _LEVEL + ".astype('f4')"),
         edits((_LEVEL, _LEVEL + ".astype('f4')"), (_DELTA, f"{_DELTA}.astype(np.float32)")),
         edit(_DELTA, f"{_DELTA}.astype(np.float32)"),
+        _summed_in_single("dk, dv"),
+        _summed_in_single("dq"),
+        _summed_in_single("dq, dk, dv"),
     ],
     seen=BLIND,
 )

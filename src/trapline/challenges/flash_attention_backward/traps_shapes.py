@@ -184,6 +184,27 @@ def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> N
             differentiates(submission, draw(Shape(T=T, S=S), rng, True), causal=True, tile=tile)
 
 
+def _square(submission: Submission, rng: np.random.Generator) -> None:
+    """Causal, with as many keys as queries."""
+    differentiates(submission, draw(Shape(T=8, S=8), rng, True), causal=True, tile=4)
+
+
+@trap(
+    catches="the backward pass skips tiles of queries as if the mask were aligned at the first "
+    "key: with more keys than queries, queries that see a tile of keys are left out",
+    severity="critical",
+    story="The sweep over the queries starts at the number of the first key, which is the diagonal "
+    "for T = S only; the mask itself has the offset S − T.",
+    mutant=edit("position + rows.stop - top <= start", "rows.stop <= start"),
+    seen=BLIND,
+    control=_square,
+)
+def queries_skipped_without_offset(submission: Submission, rng: np.random.Generator) -> None:
+    """Keys 4 to 7 have gradients from all queries, though not all keys beyond T lose theirs."""
+    for T, S in ((8, 12), (9, 11)):
+        differentiates(submission, draw(Shape(T=T, S=S), rng, True), causal=True, tile=4)
+
+
 _WEIGHTS = "                dweights = dout[b, h, rows] @ v[b, g, cols].T\n"
 
 
@@ -309,6 +330,22 @@ def batch_shares_values(submission: Submission, rng: np.random.Generator) -> Non
         ("    return out, lse\n", '    _SAVED["lse"] = lse\n    return out, lse\n'),
         (CHECKED, CHECKED + '    lse = _SAVED["lse"]\n'),
     ),
+    # Kept by shape, so that only a later call of the same shape does harm.
+    also=[
+        edits(
+            (_BUFFERS, _BUFFERS + "\n_SAVED = {}\n"),
+            (
+                "    return out, lse\n",
+                "    _SAVED[q.shape, k.shape, q.dtype, causal] = lse.copy()\n    return out, lse\n",
+            ),
+            (
+                CHECKED,
+                CHECKED + "    lse = _SAVED.get((q.shape, k.shape, q.dtype, causal), lse)\n",
+            ),
+        )
+    ],
+    seen=BLIND,
+    keeps_state=True,
 )
 def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> None:
     first, second = (draw(Shape(T=6, S=6), rng, True) for _ in range(2))

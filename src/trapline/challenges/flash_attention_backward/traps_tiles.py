@@ -14,7 +14,7 @@ from trapline.challenges.flash_attention_backward.situations import (
     with_logits,
 )
 from trapline.challenges.flash_attention_backward.solution_lines import FORWARD_MASK, in_both
-from trapline.challenges.flash_attention_forward import traps_numbers, traps_scale
+from trapline.challenges.flash_attention_forward import traps_causal, traps_numbers, traps_scale
 from trapline.challenges.flash_attention_forward import traps_tiles as forward_tiles
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
 from trapline.challenges.flash_attention_forward.solution_lines import SUM, WEIGHTED
@@ -124,6 +124,21 @@ def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
+    catches="the forward pass keeps the old maximum while the new one is not much larger, and exp "
+    "of the difference or the sum of such weights overflows",
+    severity="major",
+    story="Rescaling only after a large rise saves work, but the bound must fit the dtype: "
+    "exp(100) is infinite in float32, and eight times exp(87.5), too.",
+    mutant=traps_numbers.kept_maximum_overflows.mutant,
+    also=[in_both(traps_numbers.kept_maximum_overflows.mutant)],
+    seen=BLIND_FORWARD,
+    control=traps_numbers.rises_within_range,
+)
+def kept_maximum_overflows(submission: Submission, rng: np.random.Generator) -> None:
+    traps_numbers.kept_maximum_overflows.run(submission, rng)
+
+
+@trap(
     catches="the forward pass sets weights below 1e-8 to 0, also in float64",
     severity="minor",
     story="The threshold is below float32's rounding error; in float64 it costs half of the "
@@ -170,6 +185,21 @@ _HIDDEN_MAXIMUM = edits(
     (_SCORES, f"{_SCORES}        largest = scores.max(axis=1)\n"),
     ("np.maximum(peak, scores.max(axis=1))", "np.maximum(peak, largest)"),
 )
+
+
+@trap(
+    catches="the forward mask is applied to one key tile for each tile of queries, where the "
+    "diagonal crosses two",
+    severity="critical",
+    story="Where S − T is a multiple of the tile, as in square problems, the diagonal stays in one "
+    "tile: the last one.",
+    mutant=traps_causal.mask_in_one_key_tile.mutant,
+    also=[in_both(traps_causal.mask_in_one_key_tile.mutant)],
+    seen=BLIND_FORWARD,
+    control=_causal,
+)
+def mask_in_one_key_tile(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=14).draw(rng), causal=True, tile=4)
 
 
 @trap(

@@ -83,6 +83,21 @@ def mask_decided_by_last_query(submission: Submission, rng: np.random.Generator)
 
 
 @trap(
+    catches="the causal mask is applied to one key tile for each tile of queries, where the "
+    "diagonal crosses two",
+    severity="critical",
+    story="Where S − T is a multiple of the tile, as in square problems, the diagonal stays in one "
+    "tile: the last one.",
+    mutant=edit(_WHEN, "if causal and cols.stop == stop:"),
+    also=[edit(_WHEN, "if causal and cols.start <= position < cols.stop:")],
+    seen=WRITTEN,
+    control=causal_square,
+)
+def mask_in_one_key_tile(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=14).draw(rng), causal=True, tile=4)
+
+
+@trap(
     catches="the mask is inverted: what should be hidden is seen, and the reverse",
     severity="major",
     story="A mask of visible keys is used as one of hidden keys.",

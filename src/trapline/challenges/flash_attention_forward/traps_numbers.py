@@ -3,10 +3,10 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import attends, pair
-from trapline.challenges.flash_attention_forward.situations import with_logits
+from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
 from trapline.challenges.flash_attention_forward.solution_lines import ORIGIN
 
 
@@ -39,6 +39,42 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
 )
 def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *with_logits(rng, 5e-7 * np.arange(12), 3, np.float64), tile=2)
+
+
+_MAXIMUM = "new_peak = np.maximum(peak, scores.max(axis=1))"
+
+
+def _lazy(most: str) -> Mutant:
+    """The old maximum is kept while the new one exceeds it by no more than `most`."""
+    return edit(
+        _MAXIMUM,
+        f"{_MAXIMUM}\n        new_peak = np.where(new_peak <= peak + {most}, peak, new_peak)",
+    )
+
+
+def _rise(submission: Submission, rng: np.random.Generator, narrow: float, wide: float) -> None:
+    """The maximum rises so much from one tile to the next, in float32 and in float64."""
+    for rise, dtype in ((narrow, np.float32), (wide, np.float64)):
+        attends(submission, *with_logits(rng, np.repeat([0.0, rise], 8), 3, dtype), tile=8)
+
+
+def rises_within_range(submission: Submission, rng: np.random.Generator) -> None:
+    _rise(submission, rng, 60.0, 80.0)
+
+
+@trap(
+    catches="the old maximum is kept while the new one is not much larger, and exp of the "
+    "difference or the sum of such weights overflows",
+    severity="major",
+    story="Rescaling only after a large rise saves work, but the bound must fit the dtype: "
+    "exp(100) is infinite in float32, and eight times exp(87.5), too.",
+    mutant=_lazy("100"),
+    also=[_lazy("1000")],
+    seen=WRITTEN,
+    control=rises_within_range,
+)
+def kept_maximum_overflows(submission: Submission, rng: np.random.Generator) -> None:
+    _rise(submission, rng, 87.5, 708.5)
 
 
 @trap(
