@@ -297,6 +297,40 @@ def mask_restarts_with_every_block(submission: Submission, rng: Rng) -> None:
     check_attention(twin.cache.attend(seq, 0, q), q, k, v)
 
 
+def _masked_as_the_last(block: int) -> Mutant:
+    """Each block of so many queries ends with the last position."""
+    return edit(
+        "    last_visible = np.arange(n)[:, None] + (positions - n)\n",
+        "    index = np.arange(n)[:, None]\n"
+        f"    left = np.minimum({block}, n - index // {block} * {block})\n"
+        f"    last_visible = positions - left + index % {block}\n",
+    )
+
+
+def few_queries(submission: Submission, rng: Rng) -> None:
+    """One block of queries, whatever its size."""
+    _attends(submission, rng)
+
+
+@trap(
+    catches="attend takes many queries block by block and masks each block as if it were the last: "
+    "earlier queries see their future",
+    severity="critical",
+    story="The offset of the mask is the number of positions minus that of the block's rows, which "
+    "is right for the last block, and for as few queries as one block holds.",
+    mutant=_masked_as_the_last(128),
+    also=[_masked_as_the_last(block) for block in (32, 64, 256, 512)],
+    seen=BLIND,
+    control=few_queries,
+)
+def blocks_masked_as_the_last(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=38)
+    k, v, q = twin.rows(600), twin.rows(600), twin.queries(560)
+    seq = twin.add()
+    twin.put(seq, 0, k, v)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v, "attend of 560 queries")
+
+
 @trap(
     catches="attend with no queries fails",
     severity="minor",
