@@ -71,13 +71,21 @@ def diagnose(answers):
         host = certifier.host(SEED)
         for answer in answers:
             failures = list(certifier.failures(host, answer.files, answer.named_by))
-            asked = partial(_control_passes, challenge, answer)
-            yield answer, Diagnoser(challenge, host, failures, asked).diagnose().findings
+            asked = partial(_control_passes, challenge, answer), partial(_fails, challenge, answer)
+            yield answer, Diagnoser(challenge, host, failures, *asked).diagnose().findings
 
 
 def _control_passes(challenge, answer, trap):
+    return _passes(challenge, answer, Case(trap.id, trap.control))
+
+
+def _fails(challenge, answer, trap):
+    return not _passes(challenge, answer, trap)
+
+
+def _passes(challenge, answer, check):
     config = challenge.sandbox_config("process", challenge.plan.limits.mutant_seconds)
     with TemporaryDirectory() as folder:
         place = Path(folder, "answer")
         with LocalSubmission(place, config, files=answer.files) as submission:
-            return run_check(Case(trap.id, trap.control), submission, SEED).state == "pass"
+            return run_check(check, submission, SEED).state == "pass"

@@ -122,6 +122,41 @@ def test_only_failure_is_likely_when_its_situation_without_the_trigger_passes(
     assert [(finding.cause, finding.certainty) for finding in found] == [(cause, "likely")]
 
 
+@pytest.mark.parametrize(
+    ("fails_alone", "cause"), [(True, "merge-forgets-the-sum"), (False, "unnamed")]
+)
+def test_trap_that_fails_after_other_checks_only_is_not_accused(fails_alone, cause):
+    """What earlier calls left behind makes it fail, so that its bug is not there."""
+    challenge = load("flash_attention_forward")
+    (other,) = [trap for trap in challenge.traps if trap.id == "output-not-rescaled"]
+    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
+        host = certifier.host(corpus.SEED)
+        failures = certifier.failures(host, other.plant(challenge.solution_files()), ())
+        only = [failure for failure in failures if failure.id == "merge-forgets-the-sum"]
+        asked = (lambda trap: True), (lambda trap: fails_alone)
+        found = Diagnoser(challenge, host, only, *asked).diagnose().findings
+    assert [(finding.cause, finding.certainty) for finding in found] == [(cause, "likely")]
+
+
+def test_weights_that_an_earlier_call_left_behind_are_not_small_weights_dropped():
+    """Its wrong elements are zeros in both; without the forward calls before it the trap passes."""
+    (answer,) = [
+        answer
+        for answer in corpus.buggy("flash_attention_backward", "bugs13.toml")
+        if answer.name == "saved-results-of-the-last-forward"
+    ]
+    challenge = load("flash_attention_backward")
+    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
+        host = certifier.host(corpus.SEED)
+        failures = list(certifier.failures(host, answer.files, ()))
+        # As if no trap knew the bug.
+        unknown = [failure for failure in failures if failure.id != "needs-its-own-forward"]
+        asked = (lambda trap: True), (lambda trap: trap.id != "small-weights-dropped")
+        found = Diagnoser(challenge, host, unknown, *asked).diagnose().findings
+    assert "small-weights-dropped" in {failure.id for failure in failures}
+    assert [finding.cause for finding in found] == ["unnamed"]
+
+
 def test_only_failure_for_another_reason_than_the_traps_is_not_its_bug():
     """What is wrong is another argument than the one that the trap's bug changes."""
     (answer,) = [

@@ -67,6 +67,7 @@ class Diagnoser:
         host: MutantHost,
         failures: Sequence[Failure],
         control_passes: Callable[[Trap], bool] = lambda trap: True,
+        fails_alone: Callable[[Trap], bool] = lambda trap: True,
         *,
         quick: bool = False,
     ) -> None:
@@ -75,7 +76,7 @@ class Diagnoser:
         self.most_echoes = MOST_CHECKS if quick else MOST_ECHOES
         #: Checks that are never run on mutants, beside those whose own bug they are.
         self._too_slow = challenge.slow if quick else frozenset()
-        self.control_passes = control_passes
+        self.control_passes, self.fails_alone = control_passes, fails_alone
         self.asked = {f.id: f for f in failures if not f.not_offered}
         self.failures = {f.id: f for f in failures}
         self.patterns = Patterns(challenge, self.failures, self.asked)
@@ -221,7 +222,9 @@ class Diagnoser:
             for form in candidates
         }
         best = max(candidates, key=lambda form: (contained[form], self._fit(form)))
-        return best if contained[best] >= LEAST_CONTAINED else None
+        if contained[best] < LEAST_CONTAINED:
+            return None
+        return best if self._is_not_of_state(self.patterns.trap_of(best)) else None
 
     def _likely_cause(self) -> str | None:
         if self.causes and self._is_echo():
@@ -247,7 +250,7 @@ class Diagnoser:
         may_differ = len(self.failures) > 1 and trap.id not in self.challenge.slow
         if not may_differ and not self._is_wrong_alike(trap):
             return False
-        return self._is_beside_right_answers(trap)
+        return self._is_beside_right_answers(trap) and self._is_not_of_state(trap)
 
     def _is_wrong_alike(self, trap: Trap) -> bool:
         """One of the trap's mutants fails its check with what is wrong here, such as an argument
@@ -267,6 +270,11 @@ class Diagnoser:
         if nearest is not None:
             return nearest not in self.failures
         return all(check in self.traps for check in self.failures)  # ordinary calls are answered
+
+    def _is_not_of_state(self, trap: Trap) -> bool:
+        """It fails without earlier calls, too: what those left behind is another bug."""
+        asks_much = trap.id in self.challenge.slow
+        return asks_much or trap.keeps_state or self.fails_alone(trap)
 
     def _only_failure(self) -> str | None:
         """The one check that fails is a trap, and its situation without the trigger passes."""
@@ -481,7 +489,13 @@ def diagnose(
         assert trap.control is not None
         return run_check(Case(trap.id, trap.control), submission, host.seed).state == "pass"
 
-    return Diagnoser(challenge, host, found, control_passes, quick=quick).diagnose()
+    def fails_alone(trap: Trap) -> bool:
+        def clean(submission: Submission, rng: np.random.Generator) -> None:
+            trap.run(submission.clean(), rng)
+
+        return run_check(Case(trap.id, clean), submission, host.seed).state == "fail"
+
+    return Diagnoser(challenge, host, found, control_passes, fails_alone, quick=quick).diagnose()
 
 
 def _not_implemented(transcript: Transcript) -> str:
