@@ -80,7 +80,7 @@ def test_reprinting_drops_prose():
 
 def test_slow_checks_run_last_for_mechanical_mutants(sorting, level, monkeypatch):
     first = sorting.cases[0].id
-    monkeypatch.setattr(sorting.module("cases"), "SLOW", frozenset({first}), raising=False)
+    monkeypatch.setitem(vars(sorting), "slow", frozenset({first}))
     certifier = Certifier(sorting, level, seed=5)
     assert certifier.quick_first[-1].id == first
     assert sorted(c.id for c in certifier.quick_first) == sorted(c.id for c in certifier.checks)
