@@ -48,6 +48,8 @@ MOST_SIDE = 0.34
 LEAST_WHOLE = 0.7
 #: Two bugs at once may replace so many causes.
 MOST_IN_DOUBT = 3
+#: Of many causes at once, one of so few checks may be the work of another one.
+MOST_COVERED = 6
 #: Of the checks that end alike, the share that a bug must fail to be their cause.
 LEAST_OF_ENDS = 0.5
 #: Exceptions by which a contract refuses; an answer that refuses too much raises them on purpose.
@@ -433,6 +435,7 @@ class Diagnoser:
     def _drop_needless(self) -> None:
         """Removes a cause if the others together answer all that it explains as the submission."""
         if len(self.causes) > MOST_IN_DOUBT:
+            self._drop_covered()
             return
         for cause in sorted(self.causes, key=lambda cause: len(self.causes[cause])):
             others = [other for other in self.causes if other != cause]
@@ -441,6 +444,27 @@ class Diagnoser:
             ):
                 self.causes[others[0]] |= self.causes.pop(cause)
                 self.confirmed.discard(cause)
+
+    def _drop_covered(self) -> None:
+        """Of many causes, removes one of a few checks if another one alone answers all of them as
+        the submission: it came first because it fits better, and its name says less."""
+        for cause in sorted(self.causes, key=lambda cause: len(self.causes[cause])):
+            explained = sorted(self.causes[cause])
+            if cause not in self.confirmed or len(explained) > MOST_COVERED:
+                continue
+            for other in self.confirmed - {cause}:
+                if self._covers(other, cause, explained):
+                    self.causes[other] |= self.causes.pop(cause)
+                    self.confirmed.discard(cause)
+                    break
+
+    def _covers(self, other: str, cause: str, explained: Sequence[str]) -> bool:
+        """`cause` does not explain what gives `other` its name, but `other` all that it does."""
+        if not self.patterns.fails(other) >= set(explained) or self._is_spent():
+            return False
+        if self.answers.same(cause, self.forms[other]):
+            return False
+        return all(self.answers.same(other, check) for check in explained)
 
     def _withdraw_weak(self) -> None:
         """Leaves without a name what one unknown bug explains more simply than it and named ones:

@@ -177,8 +177,9 @@ def one_call_a_beam(submission: Submission, rng: np.random.Generator) -> None:
     ),
 )
 def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    # The end is the second best continuation, so that all searches look at it.
     E, A = tokens(rng, 2)
-    table: Table = {(): {A: -1.0}, (A,): {E: -1.0}}
+    table: Table = {(): {A: -1.0, E: -20.0}, (A,): {E: -1.0}}
     tables = {prompt_of(rng, first=100 + n): table for n in range(4)}
     settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
     lm.run_tables(submission, VOCABULARY, tables, count_calls=True, **settings)

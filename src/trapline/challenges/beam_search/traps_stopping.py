@@ -50,10 +50,17 @@ def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
     seen=BLIND,
 )
 def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
-    E, A = tokens(rng, 2)
-    table = {(): {E: -4.0, A: -1.0}, (A,): {E: -1.0}}
-    asked = by_sum(submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E)
-    best(asked, [A, E], -2.0)
+    # The ends come among the W best continuations: searches fill the pool that look no further.
+    # When it is full there are W live beams, each of which could still enter it.
+    E, A, B, C, D = tokens(rng, 5)
+    table = {
+        (): {E: -3.0, A: -1.0, B: -3.5},
+        (A,): {E: -1.5, C: -0.5},
+        (B,): {D: -0.125},
+        (A, C): {E: -0.5},
+    }
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=4, eos_id=E)
+    best(asked, [A, C, E], -2.0 / 3.0)
 
 
 @trap(
@@ -254,8 +261,9 @@ def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) ->
     ),
 )
 def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
+    # The end is the second best continuation of A, so that all searches look at it.
     E, A, B = tokens(rng, 3)
-    table = {(): {E: -5.0, A: -1.0}, (A,): {B: -1.0}}
+    table = {(): {E: -5.0, A: -1.0}, (A,): {B: -1.0, E: -20.0}}
     asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [A, B], -2.0)
 
