@@ -245,5 +245,14 @@ def test_many_accepted_bad_inputs_do_not_make_wrong_answers_an_echo(refusals, le
 def test_findings_are_the_same_with_every_seed(entrant, challenge, seeds):
     files = {"solution.py": (FIELD / entrant / challenge / "solution.py").read_text()}
     first, second = (causes(challenge, files, seed) for seed in seeds)
-    assert first == second
+    # Which of two bugs that show in the same checks leads is a matter of the draw.
+    assert sorted(first) == sorted(second)
     assert "too-few-rows-accepted" not in first
+
+
+def test_bug_that_another_one_covers_is_not_accused():
+    """A search that stops when W hypotheses have ended looks at no live beam."""
+    files = {"solution.py": (FIELD / "hasty" / "beam_search" / "solution.py").read_text()}
+    found = causes("beam_search", files)
+    assert "full-pool-stops" in found
+    assert "bound-from-the-weakest-beam" not in found
