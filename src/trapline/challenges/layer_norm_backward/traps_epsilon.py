@@ -24,6 +24,10 @@ def _far_from_eps(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, far_from_eps(rng), "dx")
 
 
+def _forward_far_from_eps(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
 @trap(
     catches="a row without spread is divided by its standard deviation of 0",
     severity="major",
@@ -93,6 +97,23 @@ def eps_squared(submission: Submission, rng: Rng) -> None:
     mutant=edit(_RSTD, "rstd = 1.0 / (np.sqrt(var + eps) + eps)"),
 )
 def eps_added_twice(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=0.5, eps=0.1))
+
+
+@trap(
+    catches="a multiple of eps is added to the variance instead of eps: 2 eps, 4 eps, eps / D, …",
+    severity="major",
+    story="A row is halved and eps is not, or eps is added to the sum of squares before it is "
+    "divided by D. With eps = 1e-5 and a variance of 1 that moves y in its fifth digit.",
+    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(var + 4.0 * eps)"),
+    also=[
+        edit(_RSTD, f"rstd = 1.0 / np.sqrt(var + {multiple})")
+        for multiple in ("2.0 * eps", "0.5 * eps", "0.25 * eps", "eps / x.shape[-1]")
+    ],
+    seen=WRITTEN_BLIND,
+    control=_forward_far_from_eps,
+)
+def multiple_of_eps(submission: Submission, rng: Rng) -> None:
     check_y(submission, plain(rng, spread=0.5, eps=0.1))
 
 
