@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -88,6 +88,57 @@ def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> 
 )
 def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
+
+
+def _one_two_one(submission: Submission, rng: np.random.Generator, *, strict: bool) -> None:
+    """W = 2 and three prompts, of which the tables give the second one two first tokens and the
+    others one. In a strict model they are all that lives; else noise fills the places."""
+    E, A, B = tokens(rng, 3)
+    prompts = [prompt_of(rng, first=100 + n) for n in range(3)]
+    firsts: list[dict[int, float]] = [{A: -1.0}, {A: -1.0, B: -1.5}, {B: -1.0}]
+    ends: list[dict[int, float]] = [{A: -2.0}, {A: -3.0, B: -0.25}, {B: -0.75}]
+    tables: dict[lm.Prefix, Table] = {
+        prompt: {(): first, **{(token,): {E: end[token]} for token in first}}
+        for prompt, first, end in zip(prompts, firsts, ends, strict=True)
+    }
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, tables, strict=strict, **settings)
+
+
+def as_many_beams_each(submission: Submission, rng: np.random.Generator) -> None:
+    _one_two_one(submission, rng, strict=False)
+
+
+_SHARES = (
+    "    first = 0\n    for search in open_searches:\n        last = first + len(search.beams)\n"
+    "        search.advance(log_probs[first:last])\n        first = last\n"
+)
+
+
+def _equal_shares(share: str) -> Mutant:
+    """Each prompt before this one is taken to have so many rows."""
+    return edit(
+        _SHARES,
+        "    share = len(log_probs) // len(open_searches)\n"
+        "    for place, search in enumerate(open_searches):\n"
+        f"        first = place * {share}\n"
+        "        search.advance(log_probs[first:first + len(search.beams)])\n",
+    )
+
+
+@trap(
+    catches="a prompt's rows of the model's answer are looked for as if all prompts before it had "
+    "as many live beams as it has, or all prompts equally many",
+    severity="major",
+    story="The place of the prompt times a number of beams stands for a running offset; that holds "
+    "until a prompt has fewer than W possible continuations.",
+    mutant=_equal_shares("len(search.beams)"),
+    also=[_equal_shares("share")],
+    seen=BLIND,
+    control=as_many_beams_each,
+)
+def rows_in_equal_shares(submission: Submission, rng: np.random.Generator) -> None:
+    _one_two_one(submission, rng, strict=True)
 
 
 @trap(
