@@ -46,6 +46,13 @@ def flat(rows: int) -> np.ndarray:
         ('"beam_width", least=1', '"beam_width", least=-9'),
         (EXPAND, EXPAND.replace("self.rules.beam_width", "max(1, self.rules.beam_width)")),
     ),
+    also=[
+        # Nothing is searched, and nothing comes back.
+        edits(
+            ('"beam_width", least=1', '"beam_width", least=-9'),
+            ("    while any(", "    while beam_width > 0 and any("),
+        )
+    ],
     dimension="robustness",
     control=ordinary_search,
 )
