@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, insert_before, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.situations import WRITTEN
 from trapline.challenges.dflash.solution_lines import INHERIT
@@ -63,6 +63,39 @@ def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
 )
 def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
+
+
+def long_branch(rng: np.random.Generator) -> tuple[list[int], int]:
+    """The parents of a branch of three to five nodes, and the length of a prefix."""
+    return list(range(-1, int(rng.integers(2, 5)))), int(rng.integers(1, 6))
+
+
+def deepest_node_last(submission: Submission, rng: np.random.Generator) -> None:
+    parents, prefix_len = long_branch(rng)
+    same_mask(submission, np.array(parents), prefix_len)
+
+
+@trap(
+    catches="the walk up to the ancestors ends for all nodes once the last node has arrived at the "
+    "root, as if it were the deepest",
+    severity="major",
+    story="Nodes come in the order of their weight: a deep one may stand before a shallow one.",
+    mutant=edits(
+        (INHERIT, "        mask[node + 1, : prefix_len + 1] = True\n"),
+        (
+            MASK,
+            "    above = np.array([0, *(parent + 1 for parent in parents)])\n"
+            "    rows = seen = np.arange(count + 1)\n"
+            "    while seen[-1]:\n"
+            "        mask[rows, prefix_len + seen] = True\n"
+            "        seen = above[seen]\n" + MASK,
+        ),
+    ),
+    control=deepest_node_last,
+)
+def mask_ends_with_the_last_node(submission: Submission, rng: np.random.Generator) -> None:
+    parents, prefix_len = long_branch(rng)
+    same_mask(submission, np.array([*parents, -1]), prefix_len)
 
 
 @trap(
