@@ -310,10 +310,15 @@ def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    catches="a small guard added to the scale, or a floor under it, swallows small weights",
+    catches="small weights are lost: a guard is added to their scale, a floor is put under it, or "
+    "a group with so small a scale is taken for zero",
     severity="minor",
     story="An epsilon of 1e-5 against division by zero can be larger than a layer's weights.",
     mutant=edit("= np.minimum(means, LARGEST_SCALE)", "= np.clip(means, 1e-5, LARGEST_SCALE)"),
+    also=[
+        edit(_KEPT, "    counts &= scales[..., None] >= np.finfo(np.float16).tiny\n"),
+        insert_before(_KEPT, "    scales[scales < np.finfo(np.float16).tiny] = 0\n"),
+    ],
 )
 def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
     smallest = float(np.finfo(np.float16).smallest_subnormal)
@@ -373,6 +378,36 @@ def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> N
     codes, scales = quantised(submission, w, 256)
     expect.equal(scales, np.repeat(sizes, 2, axis=1).astype(np.float16), "the scales")
     expect.equal(codes, np.sign(w).astype(np.int8), "the codes")
+
+
+def _one_size(submission: Submission, rng: np.random.Generator, count: int) -> None:
+    """A group of ±s alone, where s has a last digit that a rounded sum loses."""
+    size = (1 + 2.0**-10) * 2.0 ** int(rng.integers(4))
+    w = (size * rng.choice([-1, 1], (1, count))).astype(np.float32)
+    codes, scales = quantised(submission, w, count)
+    expect.equal(scales, np.full((1, 1), size, dtype=np.float16), "the scale of equal magnitudes")
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes of equal magnitudes")
+
+
+def short_group(submission: Submission, rng: np.random.Generator) -> None:
+    _one_size(submission, rng, GROUP)
+
+
+@trap(
+    catches="the magnitudes of a long group are added one after another in float32, which loses "
+    "digits",
+    severity="minor",
+    story="A running sum keeps the dtype of the weights; from 2**14 times an addend on, it drops "
+    "the addend's last digits.",
+    mutant=edit(
+        "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+        "    sums = np.cumsum(np.where(counts, magnitude, 0.0), axis=-1, dtype=np.float32)\n"
+        "    means = sums[..., -1] / counted.astype(np.float64)\n",
+    ),
+    control=short_group,
+)
+def long_sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
+    _one_size(submission, rng, 100_000)
 
 
 @trap(

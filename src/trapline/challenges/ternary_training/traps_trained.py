@@ -424,6 +424,14 @@ def mlp_of_the_first_layer(submission: Submission, rng: np.random.Generator) -> 
             file=TRAINING,
         )
         for name in ("down", "up")
+    ]
+    + [
+        # The way back ends before it reaches the first layer.
+        edit(
+            'for layer in reversed(range(config["layers"])):',
+            'for layer in reversed(range(1, config["layers"])):',
+            file=MODEL,
+        )
     ],
 )
 def tensor_never_trained(submission: Submission, rng: np.random.Generator) -> None:
