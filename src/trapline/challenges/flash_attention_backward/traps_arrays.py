@@ -337,11 +337,21 @@ def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
 
 
 @trap(
-    catches="dout, out and lse are not checked at all",
+    catches="whether dout, out and lse fit q is not checked, or only by their number of axes",
     severity="minor",
     story="They came from the forward pass, it is said; rows beyond those of q are ignored.",
     mutant=edit(CHECKED, ""),
-    also=[edits((CHECKED, ""), UNHEARD)],
+    also=[
+        edits((CHECKED, ""), UNHEARD),
+        # What is longer is cut off, what has one batch entry is broadcast.
+        edits(
+            (
+                "if dout.shape != q.shape or out.shape != q.shape or lse.shape != q.shape[:3]:",
+                "if (dout.ndim, out.ndim, lse.ndim) != (4, 4, 3):",
+            ),
+            ("_heard(dout, lse)\n", "_heard(dout, lse[:, :, : dout.shape[2]])\n"),
+        ),
+    ],
     dimension="robustness",
     seen=BLIND,
     control=ordinary,

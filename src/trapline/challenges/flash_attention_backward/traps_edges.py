@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import BLIND, grouped, ordinary
@@ -29,6 +29,7 @@ _IMPORT = "import numpy as np\n"
 _HIDDEN = (
     "    return np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]\n"
 )
+_CHECKED_FORWARD = "    _check(q, k, v, tile)\n    (B, H"
 _POSITION = "position = top + S - T"
 _OFFSET = "start + S - T, causal"
 _DELTA = "    delta = (dout * out).sum(axis=-1)\n"
@@ -173,6 +174,58 @@ def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
     clean = submission.clean()
     for S in (4, 6, 5):
         attends(clean, *Shape(T=4, S=S).draw(rng), causal=True, tile=4)
+
+
+def _first_choice(key: str, forward: bool = True, backward: bool = True) -> Mutant:
+    """For each value of `key`, all calls of these passes are as causal as the first."""
+    chosen = f"    causal = _CAUSAL.setdefault({key}, causal)\n"
+    pairs = [(_IMPORT, _IMPORT + "\n_CAUSAL = {}\n")]
+    if forward:
+        pairs.append((_CHECKED_FORWARD, _CHECKED_FORWARD.replace("    (B", chosen + "    (B")))
+    if backward:
+        pairs.append((CHECKED, CHECKED + chosen))
+    return edits(*pairs)
+
+
+_SIZES = "(q.shape[2], k.shape[2], tile)"
+
+
+def _both_passes(
+    submission: Submission, rng: np.random.Generator, length: int, causal: bool
+) -> None:
+    """A forward call and a backward one with the same inputs, in one tile."""
+    arguments = draw(Shape(T=length, S=length), rng, causal)
+    attends(submission, *arguments[1:4], causal=causal, tile=8)
+    differentiates(submission, arguments, causal=causal, tile=8)
+
+
+def causal_again(submission: Submission, rng: np.random.Generator) -> None:
+    """Calls of one size, all of them causal."""
+    clean = submission.clean()
+    for _ in range(2):
+        _both_passes(clean, rng, 5, causal=True)
+
+
+@trap(
+    catches="what is kept from an earlier call of the same sizes is used although `causal` differs",
+    severity="critical",
+    story="A list of tiles or a mask is cached under a key without `causal`, and a call answers "
+    "with the mask of an earlier one, or without any.",
+    mutant=_first_choice(_SIZES),
+    also=(
+        _first_choice("(q.shape, k.shape)"),
+        _first_choice(_SIZES, backward=False),
+        _first_choice(_SIZES, forward=False),
+    ),
+    seen=BLIND,
+    control=causal_again,
+    keeps_state=True,
+)
+def kept_without_causal(submission: Submission, rng: np.random.Generator) -> None:
+    clean = submission.clean()
+    for length, choices in ((5, (False, True)), (6, (True, False))):
+        for causal in choices:
+            _both_passes(clean, rng, length, causal)
 
 
 @trap(

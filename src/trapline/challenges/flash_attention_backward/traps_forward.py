@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Mutant, edit, edits, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
@@ -258,11 +258,17 @@ def keys_end_one_early(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    catches="the forward pass refuses an empty batch or no queries (B = 0, T = 0)",
+    catches="the forward pass refuses an empty problem, such as B = 0 or T = 0",
     severity="minor",
     story="Stacking nothing, or the maximum of nothing; the backward pass is right.",
     mutant=edit(_RETURN, "    if B == 0:\n        raise ValueError(q.shape)\n" + _RETURN),
-    also=[edit(_RETURN, "    if T == 0:\n        raise ValueError(q.shape)\n" + _RETURN)],
+    also=[
+        edit(_RETURN, "    if T == 0:\n        raise ValueError(q.shape)\n" + _RETURN),
+        # A step of 0 is refused by range().
+        insert_before(
+            "    out = np.zeros((B, H, T, D), q.dtype)\n", "    tile = min(tile, T, S)\n"
+        ),
+    ],
     control=ordinary,
 )
 def forward_refuses_empty(submission: Submission, rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Bugs of the forward pass at the bounds of its tiles and where keys are hidden.
+"""Bugs at the bounds of the forward pass's tiles, and where keys are hidden.
 
 As in `traps_merging`, mutants come from the forward challenge where they fit.
 """
@@ -7,13 +7,20 @@ import numpy as np
 
 from trapline.arena.judge.traps import edits, trap
 from trapline.arena.process.proxy import Submission
+from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import (
     BLIND_FORWARD,
     one_key,
     ordinary,
     with_logits,
 )
-from trapline.challenges.flash_attention_backward.solution_lines import FORWARD_MASK, in_both
+from trapline.challenges.flash_attention_backward.solution_lines import (
+    FORWARD_MASK,
+    RECOMPUTE,
+    in_both,
+    mask,
+    with_saved,
+)
 from trapline.challenges.flash_attention_forward import traps_causal, traps_numbers, traps_scale
 from trapline.challenges.flash_attention_forward import traps_tiles as forward_tiles
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
@@ -200,6 +207,42 @@ _HIDDEN_MAXIMUM = edits(
 )
 def mask_in_one_key_tile(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=14).draw(rng), causal=True, tile=4)
+
+
+_ONE_PAST = (_WHERE_MASKED, _WHERE_MASKED.replace("+ 1", "+ 2"))
+_BACKWARD_ONE_PAST = mask(f"    {_ONE_PAST[1]}\n        {_MASK}\n")
+
+
+def _both_passes(submission: Submission, rng: np.random.Generator, length: int, tile: int) -> None:
+    """Causal, with as many keys as queries."""
+    arguments = draw(Shape(T=length, S=length), rng, True)
+    attends(submission, *arguments[1:4], causal=True, tile=tile)
+    differentiates(submission, arguments, causal=True, tile=tile)
+
+
+def causal_square(submission: Submission, rng: np.random.Generator) -> None:
+    """Tiles reach no key past what their first query sees, or several."""
+    _both_passes(submission, rng, 8, 4)
+
+
+@trap(
+    catches="a tile that reaches exactly one key past what its first query sees is left unmasked",
+    severity="critical",
+    story="Whether a tile needs the mask is decided by comparing the index of its last key with a "
+    "count of visible keys. In tiles of three or more, a square problem does not show it.",
+    mutant=edits(_ONE_PAST),
+    also=[
+        edits(_ONE_PAST, RECOMPUTE),
+        *with_saved(_ONE_PAST, _BACKWARD_ONE_PAST),
+        *with_saved(_BACKWARD_ONE_PAST),
+    ],
+    seen=BLIND_FORWARD,
+    control=causal_square,
+)
+def one_key_past_unmasked(submission: Submission, rng: np.random.Generator) -> None:
+    """Two keys in a tile of which the first query sees the first."""
+    for length, tile in ((2, 64), (6, 2)):
+        _both_passes(submission, rng, length, tile)
 
 
 @trap(

@@ -97,6 +97,26 @@ def mask_in_one_key_tile(submission: Submission, rng: np.random.Generator) -> No
     attends(submission, *Shape(T=8, S=14).draw(rng), causal=True, tile=4)
 
 
+_ONE_PAST = (_WHEN, _WHEN.replace("+ 1", "+ 2"))
+
+
+@trap(
+    catches="a tile that reaches exactly one key past what its first query sees is left unmasked",
+    severity="critical",
+    story="Whether a tile needs the mask is decided by comparing the index of its last key with a "
+    "count of visible keys. In tiles of three or more, a square problem does not show it.",
+    mutant=edits(_ONE_PAST),
+    also=[edits(_ONE_PAST, (COLUMNS, _WHOLE_COLUMNS))],
+    seen=WRITTEN,
+    control=causal_square,
+)
+def one_key_past_unmasked(submission: Submission, rng: np.random.Generator) -> None:
+    """Two keys in a tile of which the first query sees the first."""
+    for length, tile in ((2, 64), (6, 2)):
+        inputs = Shape(T=length, S=length).draw(rng)
+        attends(submission, *inputs, causal=True, tile=tile)
+
+
 @trap(
     catches="the mask is inverted: what should be hidden is seen, and the reverse",
     severity="major",

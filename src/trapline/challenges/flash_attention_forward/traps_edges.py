@@ -17,6 +17,8 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
 )
 
 _IMPORT = "import numpy as np\n"
+_CHECKED = "    _check(q, k, v, tile)\n"
+_WHEN = "if causal and cols.stop > position + 1:"
 _HIDDEN = "return np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]"
 _STOP = "stop = min(len(k), position + rows) if causal else len(k)"
 _RETURN = "    return out, lse\n"
@@ -66,6 +68,51 @@ def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
     clean = submission.clean()
     for S in (4, 6, 5):
         attends(clean, *Shape(T=4, S=S).draw(rng), causal=True, tile=4)
+
+
+def _first_choice(key: str) -> tuple[tuple[str, str], ...]:
+    """For each value of `key`, all calls are as causal as the first."""
+    return (
+        (_IMPORT, _IMPORT + "\n_CAUSAL = {}\n"),
+        (_CHECKED, f"{_CHECKED}    causal = _CAUSAL.setdefault({key}, causal)\n"),
+    )
+
+
+def causal_again(submission: Submission, rng: np.random.Generator) -> None:
+    """Calls of one size, all of them causal."""
+    clean = submission.clean()
+    for _ in range(2):
+        attends(clean, *Shape(T=5, S=5).draw(rng), causal=True, tile=8)
+
+
+@trap(
+    catches="what is kept from an earlier call of the same sizes is used although `causal` differs",
+    severity="critical",
+    story="A list of tiles or a mask is cached under a key without `causal`, and a call answers "
+    "with the mask of an earlier one, or without any.",
+    mutant=edits(*_first_choice("(q.shape[2], k.shape[2], tile)")),
+    also=(
+        edits(*_first_choice("(q.shape, k.shape)")),
+        # The mask alone is kept, by the place of its tile.
+        edits(
+            (_IMPORT, _IMPORT + "\n_CAUSAL = {}\n"),
+            (
+                _WHEN,
+                _WHEN.replace(
+                    "causal", "_CAUSAL.setdefault((position, rows, cols.start, cols.stop), causal)"
+                ),
+            ),
+        ),
+    ),
+    seen=WRITTEN,
+    control=causal_again,
+    keeps_state=True,
+)
+def kept_without_causal(submission: Submission, rng: np.random.Generator) -> None:
+    clean = submission.clean()
+    for length, choices in ((5, (False, True)), (6, (True, False))):
+        for causal in choices:
+            attends(clean, *Shape(T=length, S=length).draw(rng), causal=causal, tile=8)
 
 
 @trap(
