@@ -38,5 +38,5 @@ def ordinary(submission: Submission, rng: np.random.Generator) -> None:
 
 
 def one_key(submission: Submission, rng: np.random.Generator) -> None:
-    """One key, one tile: the sum of the weights is 1."""
-    attends(submission, *Shape(T=4, S=1).draw(rng), tile=4)
+    """One query and one key: the sum of the weights is 1."""
+    attends(submission, *Shape(T=1, S=1).draw(rng), tile=4)
