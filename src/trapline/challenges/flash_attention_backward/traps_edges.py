@@ -144,6 +144,18 @@ def no_keys_divide_by_zero(submission: Submission, rng: np.random.Generator) -> 
     attends(submission, *Shape(T=4, S=0).draw(rng), tile=4)
 
 
+@trap(
+    catches="without any key (S = 0) lse is 0 instead of −inf",
+    severity="minor",
+    story="An early return for an empty problem answers zeros for out and lse alike.",
+    mutant=edit(_RETURN_FORWARD, "    if S == 0:\n        lse[...] = 0\n" + _RETURN_FORWARD),
+    seen=BLIND,
+    control=ordinary,
+)
+def no_keys_lse_zero(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=3, S=0).draw(rng), tile=4)
+
+
 # --- masks ----------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import Mutant, edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -124,19 +124,44 @@ def finite(answer: Any, arguments: Saved) -> None:
         expect.that(bool(np.isfinite(got).all()), f"{name} is not finite")
 
 
+def _capped(largest: str) -> Mutant:
+    """The exponent of a weight has this bound, not 0."""
+    return edit(WEIGHTS, WEIGHTS.replace(", 0)", f", {largest})"))
+
+
 @trap(
-    catches="exp(s − lse) overflows where s and lse are rounded apart by more than 88",
+    catches="weights exp(s − lse) may exceed 1, and they or products with them overflow where s "
+    "and lse are rounded far apart",
     severity="major",
-    story="float32 numbers near 10¹² are 65536 apart; when the saved lse is one step below a "
-    "recomputed score, a probability becomes inf.",
+    story="float32 numbers near 10¹² are 65536 apart, and the saved lse may be one step below a "
+    "recomputed score. Without a bound, the weight becomes inf; an exponent that is clamped "
+    "where exp would overflow (at 88 instead of 0) gives 10³⁸, and its products are inf.",
     mutant=edit(WEIGHTS, "return np.exp(scores - finite[:, None])"),
+    also=[_capped("88"), _capped("np.log(np.finfo(scores.dtype).max)")],
     control=ordinary,
 )
 def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> None:
+    for arguments in (_one_step_apart(), _of_huge_scores(rng)):
+        finite(submission.flash_attention_backward(*arguments, tile=16), arguments)
+
+
+def _one_step_apart() -> Saved:
+    """Two keys whose scaled scores are 10¹² and a saved lse one step of float32 below them.
+
+    The keys lie on two axes: infinite parts of dq do not meet.
+    """
+    q, k, v, dout = (np.zeros((1, 1, n, 4), np.float32) for n in (1, 2, 2, 1))
+    q[..., :2], k[0, 0, [0, 1], [0, 1]] = 2e6, 1e6
+    v[0, 0, :, 0], dout[..., 0] = (1, 2), 1
+    _, _, _, _, out, lse = saved(dout, q, k, v, False)
+    return dout, q, k, v, out, np.full_like(lse, 1e12 - 65536)
+
+
+def _of_huge_scores(rng: np.random.Generator) -> Saved:
+    """Arguments whose scaled scores are about 10¹², in float32."""
     q, k, v = Shape(T=128, S=8, D=3).draw(rng, np.float32)
     dout = rng.standard_normal(q.shape).astype(np.float32)
-    arguments = saved(dout, 1e6 * q, 1e6 * k, v, False)
-    finite(submission.flash_attention_backward(*arguments, tile=16), arguments)
+    return saved(dout, 1e6 * q, 1e6 * k, v, False)
 
 
 def _rows_without_keys(submission: Submission, rng: np.random.Generator) -> None:
