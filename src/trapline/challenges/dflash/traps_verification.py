@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -94,6 +94,35 @@ def node_of_another_branch(submission: Submission, rng: np.random.Generator) -> 
     table.verify(submission, [a, b, b], [-1, -1, 0], [a, b, y, x], ([0, 2], x))
     # Nothing hangs below a.
     table.verify(submission, [a, b], [-1, -1], [a, b, x], ([0], b))
+
+
+@trap(
+    catches="a child is looked up by its depth and its token, not by its parent: one below a "
+    "rejected node of the same depth is accepted",
+    severity="major",
+    story="The walk keeps to the levels of the tree and forgets its branches; it shows where the "
+    "accepted node has no child with the picked token and its neighbour has one.",
+    mutant=edits(
+        (
+            "        children.setdefault((parent, token), node)\n",
+            "        depths[node] = depths[parent] + 1\n"
+            "        children.setdefault((depths[node], token), node)\n",
+        ),
+        ("    children = {}\n", "    children, depths = {}, {-1: -1}\n"),
+        (
+            WALK,
+            "    path = []\n    node = -1\n    while (len(path), choices[node + 1]) in children:\n"
+            "        node = children[len(path), choices[node + 1]]\n        path.append(node)\n",
+        ),
+    ),
+    seen=WRITTEN,
+)
+def child_of_a_rejected_sibling(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, x = distinct(rng, 4)
+    # Root → a, b; a → c. The target goes b and then says c, which hangs below a alone.
+    table.verify(submission, [a, b, c], [-1, -1, 0], [b, x, c, x], ([1], c))
+    # Both have a child c; b's is the second.
+    table.verify(submission, [a, b, c, c], [-1, -1, 0, 1], [b, x, c, x, a], ([1, 3], a))
 
 
 @trap(

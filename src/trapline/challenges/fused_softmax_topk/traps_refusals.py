@@ -41,10 +41,18 @@ def nan_passes(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="NaN is found only if it is the first logit of a tile",
+    catches="a NaN is lost in a maximum: beside other logits of its tile unless it comes first, "
+    "or where the maxima of tiles are merged",
     severity="major",
-    story="max() of a list keeps a NaN that comes first and drops one that comes later.",
+    story="max() of a list keeps a NaN that comes first and drops one that comes later; fmax drops "
+    "any.",
     mutant=edit(_TILE_MAX, "tile_max = tile[0] if np.isnan(tile[0]) else np.fmax.reduce(tile)"),
+    also=[
+        edits(
+            (_NOT_FINITE, "if tile_max == np.inf:"),
+            ("new = max(largest, tile_max)", "new = np.fmax(largest, tile_max)"),
+        ),
+    ],
     dimension="robustness",
     control=one_tile,
 )

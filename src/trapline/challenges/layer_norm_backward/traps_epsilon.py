@@ -11,7 +11,7 @@ from trapline.challenges.layer_norm_backward.situations import (
     ordinary_rows,
     plain,
 )
-from trapline.challenges.layer_norm_backward.solution_lines import CACHE, DX, UNPACK
+from trapline.challenges.layer_norm_backward.solution_lines import CACHE, DX, UNPACK, VAR
 
 # Parts of the gold solution that several mutants edit.
 _RSTD = "rstd = 1.0 / np.sqrt(var + eps)"
@@ -29,10 +29,19 @@ def _forward_far_from_eps(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a row without spread is divided by its standard deviation of 0",
+    catches="a row without spread is divided by its standard deviation of 0, or by another measure "
+    "of its spread, such as its largest deviation, before eps is added",
     severity="major",
     story="Padding positions carry constant rows; without epsilon they become NaN.",
     mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(var)"),
+    also=[
+        # Scaled by the largest deviation against overflow: 0 / 0, which eps comes too late for.
+        edit(
+            VAR,
+            "size = np.max(np.abs(centred), axis=-1, keepdims=True, initial=0.0)\n"
+            "    var = np.mean((centred / size) ** 2, axis=-1) * size[..., 0] ** 2",
+        ),
+    ],
 )
 def constant_row(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (2, 3, 8))
