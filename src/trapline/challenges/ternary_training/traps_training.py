@@ -69,7 +69,7 @@ def _learns_a_cycle(submission: Submission, rng: np.random.Generator, lead: int)
     A right answer may be slow or unlucky in a short training, so a long one is granted after it.
     """
     vocab, context = 9, 6
-    order = rng.permutation(np.arange(1, vocab)).tolist() * 4
+    order: list[int] = rng.permutation(np.arange(1, vocab)).tolist() * 4
 
     def stretch(length: int) -> text.Document:
         begin = int(rng.integers(vocab - 1))
