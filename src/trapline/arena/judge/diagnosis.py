@@ -447,12 +447,12 @@ class Diagnoser:
 
     def _drop_covered(self) -> None:
         """Of many causes, removes one of a few checks if another one alone answers all of them as
-        the submission: it came first because it fits better, and its name says less."""
+        the submission does."""
         for cause in sorted(self.causes, key=lambda cause: len(self.causes[cause])):
             explained = sorted(self.causes[cause])
             if cause not in self.confirmed or len(explained) > MOST_COVERED:
                 continue
-            for other in self.confirmed - {cause}:
+            for other in sorted(self.confirmed - {cause}):
                 if self._covers(other, cause, explained):
                     self.causes[other] |= self.causes.pop(cause)
                     self.confirmed.discard(cause)

@@ -40,3 +40,12 @@ def ordinary(submission: Submission, rng: np.random.Generator) -> None:
 def one_key(submission: Submission, rng: np.random.Generator) -> None:
     """One query and one key: the sum of the weights is 1."""
     attends(submission, *Shape(T=1, S=1).draw(rng), tile=4)
+
+
+def both_passes(
+    submission: Submission, rng: np.random.Generator, length: int, tile: int, *, causal: bool
+) -> None:
+    """A forward call and a backward one with the same inputs, as many keys as queries."""
+    arguments = draw(Shape(T=length, S=length), rng, causal)
+    attends(submission, *arguments[1:4], causal=causal, tile=tile)
+    differentiates(submission, arguments, causal=causal, tile=tile)

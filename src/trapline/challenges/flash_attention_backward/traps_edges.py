@@ -6,7 +6,12 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
-from trapline.challenges.flash_attention_backward.situations import BLIND, grouped, ordinary
+from trapline.challenges.flash_attention_backward.situations import (
+    BLIND,
+    both_passes,
+    grouped,
+    ordinary,
+)
 from trapline.challenges.flash_attention_backward.solution_lines import (
     BACKWARD_HEAD,
     BACKWARD_MASK,
@@ -202,20 +207,11 @@ def _first_choice(key: str, forward: bool = True, backward: bool = True) -> Muta
 _SIZES = "(q.shape[2], k.shape[2], tile)"
 
 
-def _both_passes(
-    submission: Submission, rng: np.random.Generator, length: int, causal: bool
-) -> None:
-    """A forward call and a backward one with the same inputs, in one tile."""
-    arguments = draw(Shape(T=length, S=length), rng, causal)
-    attends(submission, *arguments[1:4], causal=causal, tile=8)
-    differentiates(submission, arguments, causal=causal, tile=8)
-
-
 def causal_again(submission: Submission, rng: np.random.Generator) -> None:
     """Calls of one size, all of them causal."""
     clean = submission.clean()
     for _ in range(2):
-        _both_passes(clean, rng, 5, causal=True)
+        both_passes(clean, rng, 5, 8, causal=True)
 
 
 @trap(
@@ -237,7 +233,7 @@ def kept_without_causal(submission: Submission, rng: np.random.Generator) -> Non
     clean = submission.clean()
     for length, choices in ((5, (False, True)), (6, (True, False))):
         for causal in choices:
-            _both_passes(clean, rng, length, causal)
+            both_passes(clean, rng, length, 8, causal=causal)
 
 
 @trap(

@@ -7,9 +7,9 @@ import numpy as np
 
 from trapline.arena.judge.traps import edits, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import (
     BLIND_FORWARD,
+    both_passes,
     one_key,
     ordinary,
     with_logits,
@@ -213,16 +213,9 @@ _ONE_PAST = (_WHERE_MASKED, _WHERE_MASKED.replace("+ 1", "+ 2"))
 _BACKWARD_ONE_PAST = mask(f"    {_ONE_PAST[1]}\n        {_MASK}\n")
 
 
-def _both_passes(submission: Submission, rng: np.random.Generator, length: int, tile: int) -> None:
-    """Causal, with as many keys as queries."""
-    arguments = draw(Shape(T=length, S=length), rng, True)
-    attends(submission, *arguments[1:4], causal=True, tile=tile)
-    differentiates(submission, arguments, causal=True, tile=tile)
-
-
 def causal_square(submission: Submission, rng: np.random.Generator) -> None:
     """Tiles reach no key past what their first query sees, or several."""
-    _both_passes(submission, rng, 8, 4)
+    both_passes(submission, rng, 8, 4, causal=True)
 
 
 @trap(
@@ -242,7 +235,7 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
 def one_key_past_unmasked(submission: Submission, rng: np.random.Generator) -> None:
     """Two keys in a tile of which the first query sees the first."""
     for length, tile in ((2, 64), (6, 2)):
-        _both_passes(submission, rng, length, tile)
+        both_passes(submission, rng, length, tile, causal=True)
 
 
 @trap(
