@@ -1,5 +1,6 @@
 """Whose turn it is on a GPU: checks share it, what is timed has it alone."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_what_is_timed_overlaps_nothing_and_is_not_starved(gpu):
     assert len(checks) >= 5
 
 
-def test_a_killed_grader_leaves_the_gpu(gpu):
+def test_a_killed_grader_leaves_the_gpu(gpu, monkeypatch):
     code = f"import time\nfrom trapline.arena.gpu import turns\nwith turns.alone({gpu!r}):\n"
     process = subprocess.Popen(
         [sys.executable, "-c", code + "    print(1, flush=True)\n    time.sleep(60)\n"],
@@ -79,8 +80,14 @@ def test_a_killed_grader_leaves_the_gpu(gpu):
         stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"1\n"
-    before = turns.waited()
-    threading.Timer(0.2, process.kill).start()
+    before, flock = turns.waited(), fcntl.flock
+
+    def kill_soon(fd, kind):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        threading.Timer(0.2, process.kill).start()
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", kill_soon)
     with turns.alone(gpu):
         process.communicate()
     assert turns.waited() - before >= 0.2
