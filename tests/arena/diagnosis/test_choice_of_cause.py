@@ -256,3 +256,30 @@ def test_bug_that_another_one_covers_is_not_accused():
     found = causes("beam_search", files)
     assert "full-pool-stops" in found
     assert "bound-from-the-weakest-beam" not in found
+
+
+@pytest.mark.parametrize(
+    ("condition", "cause"), [("not k.shape[2]", "no-keys"), ("not q.size or not k.size", "unnamed")]
+)
+def test_crash_in_exactly_the_situations_of_a_bug_that_raises_is_likely_that_bug(condition, cause):
+    """Its mutants raise other exceptions; who raises in further situations has another bug."""
+    files = load("flash_attention_backward").solution_files()
+    checked = "    _check(q, k, v, tile)\n"
+    raising = f"{checked}    if {condition}:\n        [][0]\n"
+    files = {**files, "solution.py": files["solution.py"].replace(checked, raising)}
+    assert causes("flash_attention_backward", files) == [cause]
+
+
+@pytest.mark.parametrize("key", ["k.shape[2]", "q.shape[2]"])
+def test_trap_that_fails_by_what_was_kept_accuses_no_other_bug(key):
+    """A wrong mask of an earlier call gives the answers of bugs that keep nothing: alone, or as a
+    pair, they explain more checks than the bug's own mutant, which keeps it under another key."""
+    challenge = load("flash_attention_backward")
+    (trap,) = [trap for trap in challenge.traps if trap.id == "kept-without-causal"]
+    files = trap.plant(challenge.solution_files())
+    own = "_CAUSAL.setdefault((q.shape[2], k.shape[2], tile), causal)"
+    assert own in files["solution.py"]
+    files["solution.py"] = files["solution.py"].replace(own, f"_CAUSAL.setdefault({key}, causal)")
+    answer = corpus.Answer(challenge.id, key, files)
+    ((_, findings),) = corpus.diagnose([answer])
+    assert [finding.cause for finding in findings] == [trap.id]

@@ -85,6 +85,8 @@ class Diagnoser:
         self.answers = Answers(challenge, host, self.patterns, self.failures, self.most_runs)
         self.traps, self.forms = self.patterns.traps, self.patterns.forms
         self.rest = set(self.asked)
+        #: By the trap: whether it fails without earlier calls.
+        self._alone: dict[str, bool] = {}
         #: By the form of the bug: the checks that it explains.
         self.causes: dict[str, set[str]] = {}
         self.confirmed: set[str] = set()
@@ -156,6 +158,7 @@ class Diagnoser:
                 and self._may_end_so(form)
                 and self._confirms(form, self.forms[form])
             ]
+            candidates = self._without_work_of_state(candidates)
             if candidates:
                 break
         if not candidates:
@@ -171,6 +174,18 @@ class Diagnoser:
             ),
         )
         return self._form_in_every_check(leading, candidates)
+
+    def _without_work_of_state(self, candidates: Sequence[str]) -> list[str]:
+        """Beside a bug that keeps state, only those whose traps fail without earlier calls, too."""
+
+        def keeps_state(form: str) -> bool:
+            return self.patterns.trap_of(form).keeps_state
+
+        if not any(map(keeps_state, [*candidates, *self.confirmed])):
+            return [*candidates]
+        traps = [self.traps[own] for own in sorted({self.forms[form] for form in candidates})]
+        own = {trap.id for trap in traps if self._is_not_of_state(trap)}
+        return [form for form in candidates if self.forms[form] in own]
 
     def _form_in_every_check(self, best: str, candidates: Sequence[str]) -> str:
         """Of a bug that keeps state, the form that answers the most checks as the submission does:
@@ -233,8 +248,12 @@ class Diagnoser:
             return None
         if (only := self._only_failure()) is not None:
             return only
-        # A crash says nothing about the trap's bug: its situation was never answered.
-        ordered = [form for form in self._by_fit() if not self.failures[self.forms[form]].crashed]
+        # A crash says nothing about a bug that answers wrongly: its situation was never answered.
+        ordered = [
+            form
+            for form in self._affordable(self._by_fit())
+            if not self.failures[self.forms[form]].crashed or self._raises_alike(form)
+        ]
         if not ordered or self._fit(ordered[0]) < LEAST_FIT:
             return None
         best = ordered[0]
@@ -245,6 +264,18 @@ class Diagnoser:
         if not (is_narrow and is_alone and self.patterns.precision(best) >= LEAST_PRECISION):
             return None
         return best if self._may_be(self.patterns.trap_of(best)) else None
+
+    def _raises_alike(self, form: str) -> bool:
+        """The bug is to raise, and exactly the checks that its mutant fails raise here, too, with
+        one kind of exception. Which one is another matter in every code, but for refusals."""
+        fails, kind = self.patterns.fails(form), self.failures[self.forms[form]].crash[0]
+        alike = {check for check, failure in self.asked.items() if failure.crash[0] == kind}
+        if len(fails) == 1 or alike != fails:
+            return False
+        mutant = self.host.run(form, self.forms[form])
+        last = mutant.transcript.exchanges[-1:]
+        raised = {f"raises {exchange.raised}" for exchange in last if exchange.raised}
+        return bool(raised) and raised.issubset(REFUSALS) == (kind in REFUSALS)
 
     def _may_be(self, trap: Trap) -> bool:
         """The trap fails as its bug does, and its situation without the trigger passes."""
@@ -275,8 +306,11 @@ class Diagnoser:
 
     def _is_not_of_state(self, trap: Trap) -> bool:
         """It fails without earlier calls, too: what those left behind is another bug."""
-        asks_much = trap.id in self.challenge.slow
-        return asks_much or trap.keeps_state or self.fails_alone(trap)
+        if trap.id in self.challenge.slow or trap.keeps_state:
+            return True
+        if trap.id not in self._alone:
+            self._alone[trap.id] = self.fails_alone(trap)
+        return self._alone[trap.id]
 
     def _only_failure(self) -> str | None:
         """The one check that fails is a trap, and its situation without the trigger passes."""
@@ -418,7 +452,7 @@ class Diagnoser:
             self.patterns, self.answers, self.causes, self.confirmed, self._is_spent
         )
         pair = search.find()
-        if pair is not None:
+        if pair is not None and self._without_work_of_state([*pair]) == [*pair]:
             self._take_pair(pair)
 
     def _take_pair(self, pair: tuple[str, str]) -> None:

@@ -21,11 +21,12 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     SCORES,
     UNHEARD,
 )
-from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape
+from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, attends
 
 _DELTA = "(dout * out).sum(axis=-1)"
 _LEVEL = "np.where(lse == -np.inf, 0, lse)"
 _ZEROS = "dq, dk, dv = (np.zeros(x.shape, x.dtype) for x in (q, k, v))"
+_FORWARD_CHECKED = "    _check(q, k, v, tile)\n    (B, H"
 
 _OUT, _LSE = "np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T), q.dtype)"
 
@@ -223,16 +224,43 @@ def gradients_in_double(submission: Submission, rng: np.random.Generator) -> Non
 # --- nothing there --------------------------------------------------------------------------------
 
 
+# A step of zero: ValueError.
+_CLAMPED = "    tile = min(tile, k.shape[2])\n"
+_CLAMPED_FORWARD = (_FORWARD_CHECKED, _FORWARD_CHECKED.replace("    (B", _CLAMPED + "    (B"))
+_CLAMPED_BACKWARD = (CHECKED, CHECKED + _CLAMPED)
+
+
+def _unswept(when: str = "") -> tuple[tuple[str, str], tuple[str, str]]:
+    """What the sweep over the tiles leaves behind is missing without keys, if this holds, too, in
+    the forward and in the backward pass: UnboundLocalError."""
+    summed, returned = "    seen = total > 0\n", "    return dq, dk, dv\n"
+    return (
+        (summed, f"    if not len(k){when}:\n        total += scores.sum(axis=1)\n{summed}"),
+        (returned, f"    if B * T and not S{when}:\n        dq += weights.sum()\n{returned}"),
+    )
+
+
 @trap(
-    catches="S = 0 raises instead of giving zeros and empty arrays",
+    catches="S = 0 raises, in one pass or in both, instead of giving zeros and empty arrays",
     severity="major",
-    story="A tile clamped to the number of keys gives a step of zero.",
-    mutant=insert_after(CHECKED, "    tile = min(tile, k.shape[2])\n"),
+    story="A tile clamped to the number of keys gives a step of zero; or a sweep over no tiles "
+    "leaves nothing behind.",
+    mutant=edits(_CLAMPED_BACKWARD),
+    also=[
+        edits(_CLAMPED_FORWARD),
+        edits(_CLAMPED_FORWARD, _CLAMPED_BACKWARD),
+        *(edits(one) for one in _unswept()),
+        edits(*_unswept()),
+        edits(*_unswept(" and causal")),
+    ],
+    seen=BLIND,
     control=ordinary,
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
-        differentiates(submission, draw(Shape(T=3, S=0), rng, causal), causal=causal, tile=4)
+        arguments = draw(Shape(T=3, S=0), rng, causal)
+        differentiates(submission, arguments, causal=causal, tile=4)
+        attends(submission, *arguments[1:4], causal=causal, tile=4)
 
 
 @trap(
@@ -404,7 +432,6 @@ def complex_inputs_accepted(submission: Submission, rng: np.random.Generator) ->
     expect.raises(REFUSALS, submission.flash_attention, q, k, v)
 
 
-_FORWARD_CHECKED = "    _check(q, k, v, tile)\n    (B, H"
 #: Each pass with q, or k, scaled in the caller's memory; the answers stay right.
 _UNSCALED_SUM = (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])")
 _Q_IN_FORWARD = (

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw, triple
 from trapline.challenges.flash_attention_backward.situations import (
@@ -25,6 +25,19 @@ from trapline.challenges.flash_attention_forward.cases import Shape
 # Parts of the gold solution that several mutants edit.
 _RETURN = "    return dq, dk, dv\n"
 _CALL = "_weights(q[b, h, rows], k[b, g], "
+_DELTA = "    delta = (dout * out).sum(axis=-1)\n"
+_DWEIGHTS = "                dweights = dout[b, h, rows] @ v[b, g, cols].T\n"
+_DQ_DSCORES = "dq[b, h, rows] += dscores @"
+_TILE_SUM = "(weights * dweights).sum(axis=1, keepdims=True)"
+_TILE_MEAN = f"{_TILE_SUM} / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)"
+
+
+def _with_delta(delta: str, *, dq_alone: bool, before: tuple[tuple[str, str], ...] = ()) -> Mutant:
+    """These row sums take the place of D, in dq alone or in dk, too."""
+    dscores = f"(weights * (dweights - {delta}) * D**-0.5)"
+    place = (_DQ_DSCORES, f"dq[b, h, rows] += {dscores} @")
+    return edits(*before, place if dq_alone else (DSCORES, f"dscores = {dscores}"))
+
 
 # --- sums over groups, tiles, rows ----------------------------------------------------------------
 
@@ -158,13 +171,55 @@ def delta_averaged(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Σ p·dp over all keys is what the formula says; inside a tiled loop it becomes a sum "
     "over the tile, right whenever one tile holds all keys.",
-    mutant=edit("delta[b, h, rows, None]", "(weights * dweights).sum(axis=1, keepdims=True)"),
+    mutant=_with_delta(_TILE_SUM, dq_alone=False),
+    also=[
+        _with_delta(_TILE_SUM, dq_alone=True),
+        # The weights are divided by their sum over the tile: a sum of covariances of tiles.
+        _with_delta(_TILE_MEAN, dq_alone=False),
+        _with_delta(_TILE_MEAN, dq_alone=True),
+    ],
     seen="a published prompt",
 )
 def delta_over_one_tile_of_keys(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(T=5, S=9), rng, False)
     for tile in (16, 4):
         differentiates(submission, arguments, tile=tile)
+
+
+# The sums of p and of p·dp over the keys of the tiles so far.
+_SO_FAR = (
+    (_DELTA, f"{_DELTA}    met = np.zeros((2, B, H, T, 1))\n"),
+    (
+        _DWEIGHTS,
+        f"{_DWEIGHTS}                met[0, b, h, rows, 0] += weights.sum(axis=1)\n"
+        "                met[1, b, h, rows, 0] += (weights * dweights).sum(axis=1)\n"
+        "                mass, gain = met[:, b, h, rows]\n",
+    ),
+)
+_SUM_SO_FAR, _MEAN_SO_FAR = "gain", "gain / np.where(mass > 0, mass, 1)"
+
+
+def _one_tile_of_keys(submission: Submission, rng: np.random.Generator) -> None:
+    """The tile holds all keys."""
+    differentiates(submission, draw(Shape(T=5, S=9), rng, False), tile=16)
+
+
+@trap(
+    catches="D of a tile comes from the keys met so far, not from all keys",
+    severity="critical",
+    story="A running sum or mean of p·dp is complete in the last tile only: what earlier tiles "
+    "gave to dq, or to dk, has to be centred anew when it moves.",
+    mutant=_with_delta(_MEAN_SO_FAR, dq_alone=True, before=_SO_FAR),
+    also=[
+        _with_delta(_MEAN_SO_FAR, dq_alone=False, before=_SO_FAR),
+        _with_delta(_SUM_SO_FAR, dq_alone=True, before=_SO_FAR),
+        _with_delta(_SUM_SO_FAR, dq_alone=False, before=_SO_FAR),
+    ],
+    seen=BLIND,
+    control=_one_tile_of_keys,
+)
+def delta_of_the_tiles_so_far(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=5, S=9), rng, False), tile=3)
 
 
 @trap(

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Mutant, edit, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -16,7 +16,12 @@ from trapline.challenges.flash_attention_backward.cases import (
     triple,
 )
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
-from trapline.challenges.flash_attention_backward.solution_lines import FORWARD_MASK, WEIGHTS
+from trapline.challenges.flash_attention_backward.solution_lines import (
+    FORWARD_MASK,
+    RECOMPUTE,
+    UNBOUNDED,
+    WEIGHTS,
+)
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, attends, pair
 
 # --- the forward pass it rests on -----------------------------------------------------------------
@@ -124,6 +129,12 @@ def finite(answer: Any, arguments: Saved) -> None:
         expect.that(bool(np.isfinite(got).all()), f"{name} is not finite")
 
 
+_BOUNDED = "(np.minimum(weights, 1) * (dweights - delta[b, h, rows, None]) * D**-0.5)"
+_DQ, _BOUNDED_DQ = "+= dscores @ k", f"+= {_BOUNDED} @ k"
+_DK, _BOUNDED_DK = "dscores.T @ q", f"{_BOUNDED}.T @ q"
+_DV, _BOUNDED_DV = "weights.T @ dout[b, h, rows]", "np.minimum(weights, 1).T @ dout[b, h, rows]"
+
+
 def _capped(largest: str) -> Mutant:
     """The exponent of a weight has this bound, not 0."""
     return edit(WEIGHTS, WEIGHTS.replace(", 0)", f", {largest})"))
@@ -137,22 +148,30 @@ def _capped(largest: str) -> Mutant:
     "recomputed score. Without a bound, the weight becomes inf; an exponent that is clamped "
     "where exp would overflow (at 88 instead of 0) gives 10³⁸, and its products are inf.",
     mutant=edit(WEIGHTS, "return np.exp(scores - finite[:, None])"),
-    also=[_capped("88"), _capped("np.log(np.finfo(scores.dtype).max)")],
+    also=[
+        _capped("88"),
+        _capped("np.log(np.finfo(scores.dtype).max)"),
+        # One of two sweeps takes sums of its own, which fit its scores.
+        edits(UNBOUNDED, (_DQ, _BOUNDED_DQ)),
+        edits(UNBOUNDED, (_DQ, _BOUNDED_DQ), (_DK, _BOUNDED_DK)),
+        edits(UNBOUNDED, (_DK, _BOUNDED_DK), (_DV, _BOUNDED_DV)),
+    ],
     control=ordinary,
 )
 def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> None:
-    for arguments in (_one_step_apart(), _of_huge_scores(rng)):
+    for arguments in (_one_step_apart(1), _one_step_apart(2), _of_huge_scores(rng)):
         finite(submission.flash_attention_backward(*arguments, tile=16), arguments)
 
 
-def _one_step_apart() -> Saved:
-    """Two keys whose scaled scores are 10¹² and a saved lse one step of float32 below them.
+def _one_step_apart(keys: int) -> Saved:
+    """One or two keys whose scaled scores are 10¹² and a saved lse one step of float32 below them.
 
-    The keys lie on two axes: infinite parts of dq do not meet.
+    Two keys lie on two axes: infinite parts of dq do not meet. With one key dq and dk are 0 where
+    the weight is bounded: it does not matter how the weights are made again.
     """
-    q, k, v, dout = (np.zeros((1, 1, n, 4), np.float32) for n in (1, 2, 2, 1))
-    q[..., :2], k[0, 0, [0, 1], [0, 1]] = 2e6, 1e6
-    v[0, 0, :, 0], dout[..., 0] = (1, 2), 1
+    q, k, v, dout = (np.zeros((1, 1, n, 4), np.float32) for n in (1, keys, keys, 1))
+    q[..., :2], k[0, 0, range(keys), range(keys)] = 2e6, 1e6
+    v[0, 0, :, 0], dout[..., 0] = (1, 2)[:keys], 1
     _, _, _, _, out, lse = saved(dout, q, k, v, False)
     return dout, q, k, v, out, np.full_like(lse, 1e12 - 65536)
 
@@ -247,4 +266,34 @@ def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> N
 def integers_in_saved_accepted(submission: Submission, rng: np.random.Generator) -> None:
     *inputs, out, lse = draw(Shape(), rng, False)
     for kept in ((np.rint(out).astype(np.int64), lse), (out, np.rint(lse).astype(np.int64))):
+        expect.raises(REFUSALS, submission.flash_attention_backward, *inputs, *kept)
+
+
+def _never_checked(*names: str) -> Mutant:
+    """Of these saved arrays neither dtype nor shape is looked at; both are made again."""
+    kinds = ", ".join(name for name in ("dout", "out", "lse") if name not in names)
+    shapes = {"out": "out.shape != q.shape", "lse": "lse.shape != q.shape[:3]"}
+    return edits(
+        ("for x in (dout, out, lse))", f"for x in ({kinds},))"),
+        *((f" or {shapes[name]}", "") for name in names),
+        RECOMPUTE,
+    )
+
+
+@trap(
+    catches="the checks of the backward pass do not look at lse, or at out, at all: neither at its "
+    "shape nor at its dtype",
+    severity="minor",
+    story="What is computed again is not needed, so nobody looks whether it fits.",
+    mutant=_never_checked("lse"),
+    also=[_never_checked("out"), _never_checked("out", "lse")],
+    dimension="robustness",
+    seen=BLIND,
+    control=ordinary,
+)
+def saved_array_never_checked(submission: Submission, rng: np.random.Generator) -> None:
+    """Integers of another shape: a check of either refuses them."""
+    *inputs, out, lse = draw(Shape(T=6, S=6), rng, False)
+    wider, longer = np.ones((1, 1, 6, 5), np.int64), np.ones((1, 1, 8), np.int64)
+    for kept in ((out, longer), (wider, lse)):
         expect.raises(REFUSALS, submission.flash_attention_backward, *inputs, *kept)
