@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from trapline.arena.certify.diagnosis import Diagnosed, DiagnosisCertificate, DiagnosisCertifier
 from trapline.arena.certify.diagnosis_matrix import diagnosis_matrix
+from trapline.arena.challenge import load
 from trapline.arena.record import Finding
 from trapline.cli import certify as cli
 from trapline.cli.main import build
@@ -72,6 +73,16 @@ def test_subjects_are_right_answers_bugs_pairs_and_mechanical_mutants(sorting):
         found = certifier.certify(list(certifier.subjects(0))).summary()
     assert found["right_answers_with_findings"] == 0
     assert found["mutants"] == forms
+
+
+def test_what_an_earlier_check_left_behind_accuses_no_other_bug():
+    """As in a grade: its mask of an earlier call leaves the trap of another bug unmasked."""
+    challenge, form = load("flash_attention_forward"), "mask-kept-between-calls#4"
+    own = challenge.forms[form]
+    with DiagnosisCertifier(challenge, 1) as certifier:
+        subject = "mutants", form, [own.id], own.plant(certifier.gold, form)
+        (found,) = certifier.certify([subject]).mutants
+    assert found.is_exact
 
 
 def test_findings_beyond_its_own_are_counted_even_without_a_name():

@@ -13,6 +13,7 @@ from trapline.arena.errors import ArenaError
 from trapline.arena.judge.diagnosis import Diagnoser
 from trapline.arena.judge.failures import Failure, failure_of
 from trapline.arena.judge.mutants import MutantHost, Run
+from trapline.arena.judge.traps import Trap
 from trapline.arena.record import CheckResult, Finding, Record
 from trapline.arena.runs.executor import run_all
 
@@ -202,7 +203,11 @@ class DiagnosisCertifier:
         _, name, carries, files = subject
         host = self.host(self.seed)
         failures = list(self.failures(host, files, carries))
-        found = Diagnoser(self.challenge, host, failures).diagnose()
+
+        def fails_alone(trap: Trap) -> bool:
+            return host.run_again(files, trap.id).failed
+
+        found = Diagnoser(self.challenge, host, failures, fails_alone=fails_alone).diagnose()
         return Diagnosed(subject=name, carries=carries, findings=found.findings)
 
     def failures(

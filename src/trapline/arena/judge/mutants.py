@@ -247,8 +247,8 @@ class MutantHost:
             return False
         return True
 
-    def run_again(self, subject: str, check: str) -> Run:
-        """Loaded anew, for code whose answers may vary."""
+    def run_again(self, subject: str | dict[str, str], check: str) -> Run:
+        """Loaded anew, for code whose answers may vary or that keeps state."""
         return self._ask(subject, check, again=True)
 
     def run_in_order(

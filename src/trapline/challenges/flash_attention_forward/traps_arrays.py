@@ -7,6 +7,7 @@ from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import (
     REFUSALS,
+    Arrays,
     Shape,
     agrees,
     attends,
@@ -21,10 +22,11 @@ from trapline.challenges.flash_attention_forward.situations import (
     holds_no_matrix,
     with_logits,
 )
-from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP
+from trapline.challenges.flash_attention_forward.solution_lines import ATTENDED, KEY_LOOP
 
 # Parts of the gold solution that several mutants edit.
 _CHECKED = "    _check(q, k, v, tile)\n"
+_OUT, _LSE = "np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T), q.dtype)"
 
 # --- nothing there --------------------------------------------------------------------------------
 
@@ -108,6 +110,39 @@ def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, q[:, ::-1, ::2], k[:, ::-1, ::-2], v[:, :, ::2], tile=2)
     row = rng.standard_normal((1, 1, 1, 4))
     attends(submission, np.broadcast_to(row, q.shape), k, v, causal=True, tile=4)
+
+
+def _transposed(rng: np.random.Generator) -> Arrays:
+    """q, k, v (2, 3, 6, 4) as views of arrays (B, T, H, D)."""
+    q, k, v = (rng.standard_normal((2, 6, 3, 4)).transpose(0, 2, 1, 3) for _ in range(3))
+    return q, k, v
+
+
+def _answered(submission: Submission, inputs: Arrays) -> None:
+    """These arrays themselves are asked, and no copies with another order of memory."""
+    answer = submission.flash_attention(*inputs, causal=True, tile=4)
+    agrees(answer, *inputs, True, submission.scope)
+
+
+def contiguous(submission: Submission, rng: np.random.Generator) -> None:
+    """The same arrays, contiguous."""
+    q, k, v = map(np.ascontiguousarray, _transposed(rng))
+    _answered(submission, (q, k, v))
+
+
+@trap(
+    catches="out is written into a copy where q is a transposed view, and stays zero",
+    severity="major",
+    story="zeros_like keeps the order of memory, and a reshape of such an array is a copy.",
+    mutant=edits(
+        (f"out = {_OUT}", "out = np.zeros_like(q)\n    flat = out.reshape(B * H, T, D)"),
+        (ATTENDED, ATTENDED.replace("out[b, h, rows]", "flat[b * H + h, rows]")),
+    ),
+    seen=WRITTEN,
+    control=contiguous,
+)
+def out_lost_in_a_copy(submission: Submission, rng: np.random.Generator) -> None:
+    _answered(submission, _transposed(rng))
 
 
 @trap(
@@ -195,9 +230,6 @@ def answers_remembered_by_shape(submission: Submission, rng: np.random.Generator
         attends(submission, *Shape(T=4, S=4).draw(rng), causal=True, tile=3)
 
 
-_OUT, _LSE = "np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T), q.dtype)"
-
-
 def _pooled(*arrays: str) -> Mutant:
     """These arrays of the answer come from a pool by shape and dtype."""
     keys = {_OUT: "(B, H, T, D, q.dtype)", _LSE: "(B, H, T, q.dtype)"}
@@ -241,11 +273,13 @@ def memory_rise(submission: Submission, rng: np.random.Generator, causal: bool) 
 
 
 @trap(
-    catches="memory that grows as T·S: the whole score matrix is held",
+    catches="memory that grows as T·S, causal or not: the whole score matrix, or another array of "
+    "all pairs such as the distances of their positions, is held",
     severity="major",
     story="Avoiding this is the purpose of flash attention. 4608 queries and keys have 81 MiB of "
     "scores; half of that is far more than tiles and accumulators need.",
     mutant=insert_after(_CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
+    also=[insert_after(_CHECKED, "    np.arange(k.shape[2]) - np.arange(q.shape[2])[:, None]\n")],
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(memory_rise(submission, rng, False), _LENGTH**2, "scores")

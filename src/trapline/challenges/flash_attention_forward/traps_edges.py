@@ -9,6 +9,7 @@ from trapline.challenges.flash_attention_forward.situations import WRITTEN
 from trapline.challenges.flash_attention_forward.solution_lines import (
     CALL,
     KEY_LOOP,
+    MASK,
     QUERY_LOOP,
     RETURNED,
     SUM,
@@ -55,13 +56,38 @@ def _kept(key: str) -> tuple[tuple[str, str], ...]:
     )
 
 
+#: One mask for all tiles that lie as far behind their queries, without S − T. It is made in every
+#: call, causal or not, and hides nothing where it is first made without `causal`.
+_KEPT_BY_DISTANCE = edits(
+    (_IMPORT, _IMPORT + "\n_MASKS = {}\n"),
+    (CALL, CALL + ", start"),
+    ("causal: bool, tile: int\n", "causal: bool, tile: int, first: int\n"),
+    (_STOP, "stop = len(k)"),
+    (KEY_LOOP, "for start in range(0, min(stop, position + rows) if causal else stop, tile):"),
+    (
+        f"        {_WHEN}\n            {MASK}",
+        "        size, shift = min(tile, max(stop, stop - position + first)), start - first\n"
+        "        horizon = position - first if causal else stop\n"
+        "        seen = np.arange(horizon, horizon + size)[:, None]\n"
+        "        made = np.arange(shift, shift + size) > seen\n"
+        "        hidden = _MASKS.setdefault((shift, size), made)\n"
+        "        if shift + size - 1 > horizon:\n"
+        "            scores[hidden[:rows, : scores.shape[1]]] = -np.inf",
+    ),
+)
+
+
 @trap(
     catches="a mask kept from an earlier call is used for other lengths",
     severity="critical",
     story="Masks are cached by the shape or the place of a tile, without the offset S − T.",
     mutant=edits(*_kept("(rows, cols.stop - cols.start)")),
     seen=WRITTEN,
-    also=(edits(*_kept("(rows, cols.start, cols.stop)")), edits(*_kept("rows"))),
+    also=(
+        edits(*_kept("(rows, cols.start, cols.stop)")),
+        edits(*_kept("rows")),
+        _KEPT_BY_DISTANCE,
+    ),
     keeps_state=True,
 )
 def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:

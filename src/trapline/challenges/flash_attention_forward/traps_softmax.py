@@ -125,11 +125,13 @@ def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="−inf − (−inf) = NaN for a row whose first tile is fully masked",
+    catches="NaN in a row whose first tile is fully masked: −inf − (−inf), or 0 / 0 where every "
+    "tile divides by the sum so far",
     severity="major",
     story="A well-known hazard of the task: rows that have seen no key yet share a tile with rows "
-    "that have.",
+    "that have. The answers do not tell the two apart.",
     mutant=edit(ORIGIN, "new_peak"),
+    also=[edit("np.where(seen, total, 1)", "np.where(seen | (stop > 0), total, 1)")],
 )
 def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> None:
     for T, S, tile in ((12, 5, 8), (9, 3, 4), (6, 6, 2)):
