@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import Mutant, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import VOCABULARY, WRITTEN, distinct, float_type, rising
-from trapline.challenges.dflash.traps_ties import merged
+from trapline.challenges.dflash.traps_ties import CUT, merged
 from trapline.challenges.dflash.traps_tree import TREE
 
 #: Every parent of a level offers so many children; the pool is sorted with each level.
@@ -66,6 +66,62 @@ def ties_turned_round(submission: Submission, rng: np.random.Generator) -> None:
     tokens, parents = [a, b, c, b, d, b, d, b, d], [-1, -1, -1, 0, 0, 1, 1, 2, 2]
     for budget in (2, 5, 9):
         table.same_tree(submission, log_q, budget, (tokens[:budget], parents[:budget]))
+
+
+#: Rows and levels are cut to the budget one by one, and then all levels together.
+_LAST_KEPT = """\
+    def heaviest(nodes):
+        kept = sorted(nodes, key=lambda node: node[1])[max(len(nodes) - budget, 0) :]
+        return sorted(kept, key=lambda node: -node[1])
+
+    found, level = [], [((), 0.0)]
+    for row in log_q:
+        law = [(token, value) for token, value in heaviest([*enumerate(row)]) if value > -np.inf]
+        level = heaviest(
+            [
+                ((*path, token), above + value)
+                for place, (path, above) in enumerate(level)
+                for token, value in law[: budget // (place + 1)]
+            ]
+        )
+        found += level
+    places = {path: place for place, (path, _) in enumerate(heaviest(found))}
+    tokens = [path[-1] for path in places]
+    parents = [places.get(path[:-1], -1) for path in places]
+"""
+
+
+def ties_that_fit(submission: Submission, rng: np.random.Generator) -> None:
+    """Prefixes of the same weight are all kept, or none of them."""
+    a, b, c, d = rising(rng, 4)
+    rows = [{a: -0.5, b: -0.5}, {c: -1.0, d: -1.0}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    tokens, parents = [a, b, c, d, c, d], [-1, -1, 0, 0, 1, 1]
+    for budget in (2, 6):
+        table.same_tree(submission, log_q, budget, (tokens[:budget], parents[:budget]))
+
+
+@trap(
+    catches="where not all of several equally heavy prefixes fit into the budget, the last are "
+    "kept: the higher tokens, or those below later parents",
+    severity="minor",
+    story="The heaviest are taken from the end of an ascending sort and put in order afterwards.",
+    mutant=insert_before(TREE, _LAST_KEPT),
+    # The same of a row's tokens alone.
+    also=[edit(CUT, '        candidates = np.sort(np.argsort(row, kind="stable")[-count:])\n')],
+    seen=WRITTEN,
+    control=ties_that_fit,
+)
+def last_of_equals_kept(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, d = rising(rng, 4)
+    log_q = table.log_q_of([{a: -1.0, b: -1.0, c: -1.0, d: -1.0}], VOCABULARY, float_type(rng))
+    for budget in (1, 3):
+        table.same_tree(submission, log_q, budget, ([a, b, c][:budget], [-1] * budget))
+    rows = [{a: -0.5, b: -0.5}, {c: -1.0, d: -1.0}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    for budget in (3, 4):
+        tree = [a, b, c, d][:budget], [-1, -1, 0, 0][:budget]
+        table.same_tree(submission, log_q, budget, tree)
 
 
 @trap(

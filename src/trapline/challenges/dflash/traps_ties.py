@@ -9,7 +9,7 @@ from trapline.challenges.dflash.situations import VOCABULARY, WRITTEN, distinct,
 from trapline.challenges.dflash.solution_lines import POP, PUSH
 from trapline.challenges.dflash.traps_tree import TREE, WHILE
 
-_CUT = (
+CUT = (
     "        cut = np.partition(row, row.size - count)[row.size - count]\n"
     "        candidates = np.flatnonzero(row >= cut)\n"
 )
@@ -88,14 +88,14 @@ def ties_as_found(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="argpartition says nothing about which of several equal values it keeps.",
     mutant=edit(
-        _CUT,
+        CUT,
         "        rest = row.size - count\n"
         "        candidates = np.sort(np.argpartition(row, rest)[rest:])\n",
     ),
     also=[
-        edit(_CUT, "        candidates = np.sort(np.argpartition(-row, count - 1)[:count])\n"),
-        edit(_CUT, "        candidates = np.sort(np.argpartition(-row, count)[:count])\n"),
-        edit(_CUT, "        candidates = np.sort(np.argpartition(row, -count)[-count:])\n"),
+        edit(CUT, "        candidates = np.sort(np.argpartition(-row, count - 1)[:count])\n"),
+        edit(CUT, "        candidates = np.sort(np.argpartition(-row, count)[:count])\n"),
+        edit(CUT, "        candidates = np.sort(np.argpartition(row, -count)[-count:])\n"),
     ],
     seen=WRITTEN,
 )

@@ -210,6 +210,29 @@ def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> 
     table.verify(submission, [a, b], [-1, 0], [a, b, x], ([0, 1], x))
 
 
+def bonus_of_equal_rows(submission: Submission, rng: np.random.Generator) -> None:
+    """The row before the right one has the same pick, or nothing is accepted."""
+    a, b, x = distinct(rng, 3)
+    table.verify(submission, [a], [-1], [a, a], ([0], a))
+    table.verify(submission, [a, b], [-1, -1], [x, a, b], ([], x))
+
+
+@trap(
+    catches="the bonus is read one row too early: the pick at row i for the last accepted node i, "
+    "whose row is i + 1",
+    severity="major",
+    story="The root's row shifts all others by one. Where the row before is the parent's, its pick "
+    "is the last accepted token.",
+    mutant=edit(VERDICT, "    return path, choices[node] if path else choices[0]\n"),
+    seen=WRITTEN,
+    control=bonus_of_equal_rows,
+)
+def bonus_of_the_row_before(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, x, y = distinct(rng, 5)
+    # Root → a, b; a → c. The row before c's own is b's, which says y.
+    table.verify(submission, [a, b, c], [-1, -1, 0], [a, c, y, x], ([0, 2], x))
+
+
 @trap(
     catches="at most one drafted token is accepted",
     severity="major",
