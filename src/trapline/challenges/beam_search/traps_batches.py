@@ -296,20 +296,27 @@ def pool_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
     best(asked, [E], -1.0)
 
 
-@trap(
-    catches="the W best continuations are chosen among all prompts together",
-    severity="critical",
-    story="A cut over the whole batch: prompts with low sums lose their beams to the others.",
-    seen=BLIND,
-    mutant=insert_after(
+def _cut(floor: str) -> Mutant:
+    """Continuations below this sum are lost in all prompts."""
+    return insert_after(
         CALL,
         "    sums = np.concatenate([s.sums for s in open_searches])[:, None] + log_probs\n"
         "    sums[:, eos_id] = -np.inf\n"
         "    width = min(open_searches[0].rules.beam_width, sums.size)\n"
-        "    lost = sums < np.partition(sums, -width, axis=None)[-width]\n"
+        f"    lost = sums < {floor}\n"
         "    lost[:, eos_id] = False\n"
         "    log_probs = np.where(lost, -np.inf, log_probs)\n",
-    ),
+    )
+
+
+@trap(
+    catches="the sums of all prompts together decide which continuations are the W best",
+    severity="critical",
+    story="A cut over the whole batch: prompts with low sums lose their beams to the others.",
+    seen=BLIND,
+    mutant=_cut("np.partition(sums, -width, axis=None)[-width]"),
+    # A floor for every row, and the highest of them for all.
+    also=[_cut("np.sort(sums, axis=1)[:, -width:][:, 0].max()")],
 )
 def best_of_the_whole_batch(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
