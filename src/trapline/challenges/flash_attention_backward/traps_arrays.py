@@ -14,8 +14,10 @@ from trapline.challenges.flash_attention_backward.cases import (
 )
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
+    BACKWARD_HEAD,
     CHECKED,
     DSCORES,
+    FORWARD_HEAD,
     RECOMPUTE,
     ROW_LOOP,
     SCORES,
@@ -290,11 +292,35 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
 # --- what must be refused -------------------------------------------------------------------------
 
 
+def _uneven(last: str, *, forward: bool = True, backward: bool = True) -> Mutant:
+    """These passes accept any H, and `last` says what becomes of the heads beyond whole groups."""
+    pairs = [_ANY_HEADS]
+    for head, accepts in ((FORWARD_HEAD, forward), (BACKWARD_HEAD, backward)):
+        found = "        g = h // (H // G)\n"
+        refusal = f"        if H % G:\n            raise ValueError(H)\n{found}"
+        pairs.append((head, head.replace(found, found + last if accepts else refusal)))
+    return edits(*pairs)
+
+
+_ANY_HEADS = (" or q.shape[1] % k.shape[1]", "")
+_LEFT_OUT = "        if g >= G:\n            continue\n"
+_IN_THE_LAST_GROUP = "        g = min(g, G - 1)\n"
+
+
 @trap(
-    catches="an H that is not a multiple of G does not raise ValueError",
+    catches="an H that is not a multiple of G does not raise ValueError, in one pass or in both",
     severity="major",
-    story="Integer division rounds, and a head's gradient is added to the wrong key head.",
-    mutant=edit(" or q.shape[1] % k.shape[1]", ""),
+    story="Integer division rounds: heads are left out, or a head's gradient is added to the wrong "
+    "key head. One of two passes may lack the check.",
+    mutant=edits(_ANY_HEADS),
+    also=[
+        _uneven(_LEFT_OUT),
+        _uneven(_LEFT_OUT, forward=False),
+        _uneven(_LEFT_OUT, backward=False),
+        _uneven(_IN_THE_LAST_GROUP),
+        _uneven(_IN_THE_LAST_GROUP, forward=False),
+        _uneven(_IN_THE_LAST_GROUP, backward=False),
+    ],
     dimension="robustness",
     seen=BLIND,
     control=ordinary,

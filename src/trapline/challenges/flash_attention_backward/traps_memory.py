@@ -67,7 +67,7 @@ def blockwise(
 
 
 @trap(
-    catches="memory that grows as T·S: weights and their gradients are held whole",
+    catches="memory that grows as T·S: weights or their gradients are held whole",
     severity="critical",
     story="3072 queries and keys have 36 MiB of weights; half of that is far more than tiles and "
     "gradients need.",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary
@@ -99,6 +99,49 @@ def keys_end_at_the_first_query(submission: Submission, rng: np.random.Generator
 )
 def backward_keys_end_at_the_first_query(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=6), rng, True), causal=True, tile=4)
+
+
+_DK = "                dk[b, g, cols] += dscores.T"
+#: Of these rows, those that see the last key of the tile.
+_SEES_ALL = (
+    "                if causal:\n"
+    "                    whole = position + np.arange(rows.stop - top) >= cols.stop - 1\n"
+    "                    weights, dscores = weights * whole[:, None], dscores * whole[:, None]\n"
+)
+_DQ = "                dq[b, h, rows] += dscores @"
+
+
+@trap(
+    catches="a query that sees only a part of a tile of keys adds nothing to the dk and dv of that "
+    "tile",
+    severity="critical",
+    story="For each tile of keys the loop over queries begins at the first query that sees its "
+    "last key, not its first; tiles of one key are right.",
+    mutant=insert_before(_DK, _SEES_ALL),
+    also=[insert_before(_DQ, _SEES_ALL)],
+    seen=BLIND,
+    control=ordinary,
+)
+def partly_visible_tile_without_gradient(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=6, S=8), rng, True), causal=True, tile=4)
+
+
+_LAST_KEY_SKIP = (_SKIP, "position + rows.stop - top < cols.stop")
+
+
+@trap(
+    catches="the backward pass skips a tile of keys for all queries of a tile whose last query "
+    "sees only a part of it",
+    severity="major",
+    story="The test for tiles that are hidden as a whole asks for the last key of the tile; in "
+    "square problems the last query of a tile on the diagonal sees it.",
+    mutant=edits(_LAST_KEY_SKIP),
+    also=[edits(_LAST_KEY_SKIP, *SKIP_BLIND)],
+    control=ordinary,
+)
+def backward_partly_visible_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
+    """No tile of queries ends with a tile of keys."""
+    differentiates(submission, draw(Shape(T=6, S=8), rng, True), causal=True, tile=4)
 
 
 # --- the mask of the forward pass alone -----------------------------------------------------------

@@ -402,12 +402,25 @@ def free_of_the_first_layer_only(submission: Submission, rng: Rng) -> None:
     freed_with_one_layer(submission, rng, layers=2)
 
 
+_COPY_NOT_COUNTED = (
+    "len(shared) + missing > len(self.free_pages):",
+    "missing > len(self.free_pages):",
+)
+
+
 @trap(
     catches="the page that a copy-on-write needs is not counted before writing",
     severity="major",
     story="With one free page left, the copy fails half-way with another error.",
     control=never_forked,
-    mutant=edit("len(shared) + missing > len(self.free_pages):", "missing > len(self.free_pages):"),
+    mutant=edits(_COPY_NOT_COUNTED),
+    also=[
+        edits(  # ValueError, not IndexError
+            _COPY_NOT_COUNTED,
+            ("copy = self._take()", "(copy,) = [self._take() for _ in self.free_pages[:1]]"),
+        )
+    ],
+    seen="an answer written from this prompt alone",
 )
 def copy_not_counted(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):

@@ -127,15 +127,26 @@ def keep_counts_unmoved_positions(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+#: The pages that the sequence has are written again, whoever holds them.
+_IN_PLACE = (
+    "        self._shrink(seq, start)\n"
+    "        self.tables[seq].extend(self._take() for _ in range(needed))\n",
+    "        self._shrink(seq, len(indices))\n",
+)
+
+
 @trap(
     catches="keep reorders pages that another sequence holds too",
     severity="major",
     story="Compacting one branch of a search then corrupts the others.",
-    mutant=edit(
-        "        self._shrink(seq, start)\n"
-        "        self.tables[seq].extend(self._take() for _ in range(needed))\n",
-        "        self._shrink(seq, len(indices))\n",
-    ),
+    mutant=edits(_IN_PLACE),
+    also=[
+        edits(  # and room is never missing
+            _IN_PLACE,
+            ("own = sum(self.holders[page] == 1 for page in tail)", "own = len(tail)"),
+        )
+    ],
+    seen="an answer written from this prompt alone",
 )
 def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED):
