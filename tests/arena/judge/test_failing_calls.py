@@ -51,6 +51,7 @@ def failing_calls(folder, challenge, trap_id):
     [
         ("fused_softmax_topk", "strided-logits"),
         ("flash_attention_forward", "strides-ignored"),
+        ("flash_attention_backward", "kept-by-identity"),
         ("layer_norm_backward", "strided-x"),
         ("fused_softmax_topk", "rescale-missing"),
         ("fused_softmax_topk", "ties-across-tiles"),

@@ -35,6 +35,8 @@ SOURCE = """
     def spoil_and_raise(x): x[...] = 0; raise ValueError("no")
     POOL = np.zeros(3)
     def pooled(x): POOL[...] = x; return POOL
+    KEPT = {}
+    def kept(x, other): return KEPT.setdefault((id(x), id(other)), x + other)
     def copied(x, other): return x.copy()
     def passed_on(x, other): return {"part": [other[1:]]}
     def ask(model, x): return model.predict(x) + 1
@@ -160,6 +162,16 @@ def test_calls_in_one_message_answer_and_record_as_single_ones_do(either):
 def test_each_answer_of_a_message_is_as_it_was_when_given(either):
     first, second = either.call_all([(None, "pooled", (1.0,)), (None, "pooled", (2.0,))])
     assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
+
+
+def test_caller_that_fills_its_arrays_anew_gets_what_was_kept_by_their_identity(either):
+    either.transcript.exchanges.clear()
+    calls = [(np.full(3, n), np.ones(3)) for n in (1.0, 2.0)]
+    assert [answer.tolist() for answer in either.refilled("kept", *calls)] == [[2.0] * 3] * 2
+    copies = either.refilled("copied", *calls)
+    assert [answer.tolist() for answer in copies] == [[1.0] * 3, [2.0] * 3]
+    said = either.transcript.exchanges
+    assert [(e.entry, e.refilled) for e in said] == [("kept", True)] * 2 + [("copied", True)] * 2
 
 
 def test_calls_of_a_message_end_with_the_first_that_raises(either):

@@ -101,6 +101,7 @@ class _Recorder:
         self._note(answer, place, [])
         flags = {
             "looked": exchange.left or exchange.looked,
+            "refilled": exchange.refilled,
             "raised": bool(exchange.raised),
             "silent": answer is None or isinstance(answer, RemoteObject),
         }
@@ -197,6 +198,19 @@ class Player:
         return lambda *args, **kwargs: self.ask(name, args, kwargs)
 
 '''
+#: What a script needs for a caller that keeps its arrays.
+_REFILLED = '''
+
+def refilled(function, *args, held={}):
+    """Calls it with the arrays of the last such call, filled anew."""
+    args = tuple(map(np.asarray, args))
+    kept = held.setdefault((function, *(arg.shape for arg in args)), args)
+    for array, new in zip(kept, args):
+        array[...] = new
+    return function(*kept)
+
+
+'''
 #: What a script needs to see more than the answer.
 _LOOK = '''
 
@@ -261,7 +275,7 @@ def write_script(
         f"import {as_name(module)}{renamed}",
     ]
     start = "\n".join([as_comment(title), "", *imports, ""])
-    parts = (_PLAYER, "Player("), (_LOOK, "look(")
+    parts = (_PLAYER, "Player("), (_LOOK, "look("), (_REFILLED, "refilled(")
     start += "".join(part for part, name in parts if name in text)
     np.savez_compressed(folder / DATA, **arrays)  # type: ignore[arg-type]
     script = folder / SCRIPT
@@ -284,8 +298,9 @@ def _call_lines(
     args += [f"{as_name(name)}={_source(node, arrays)}" for name, node in call["kwargs"].items()]
     function = f"{owner}.{as_name(call['entry'])}"
     given = ", ".join(args)
-    if call.get("looked"):
-        function, given = "look", ", ".join([function, *args])
+    for flag, helper in (("looked", "look"), ("refilled", "refilled")):
+        if call.get(flag):
+            function, given = helper, ", ".join([function, *args])
     line = f"{_answer(place)} = {function}({given})"
     if call.get("raised") and not is_last:
         said = f'print("call {place} raised", repr(error))'

@@ -99,11 +99,18 @@ class LocalSubmission(Submission):
     ) -> Any:
         return self._copy_out(self._run(entry, self._copy_in(args), kwargs, on))
 
-    def _ask_all(self, asks: Sequence[Ask]) -> tuple[list[Callable[[], Any]], Violation | None]:
+    def _ask_all(
+        self, asks: Sequence[Ask], *, refill: bool = False
+    ) -> tuple[list[Callable[[], Any]], Violation | None]:
         answers: list[Callable[[], Any]] = []
+        held: tuple[Any, ...] | None = None
         for on, entry, args in asks:
             try:
-                answer = self._ask(entry, args, {}, on)
+                if refill:
+                    held = wire.filled_anew(held, self._copy_in(args))
+                    answer = self._copy_out(self._run(entry, held, {}, on))
+                else:
+                    answer = self._ask(entry, args, {}, on)
             except SubmissionRaised as raised:
                 return answers, raised
             except SubmissionDied as death:

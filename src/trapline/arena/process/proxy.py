@@ -191,21 +191,36 @@ class Submission:
             raise Violation(str(raised)) from None
         return taken
 
+    def refilled(self, entry: str, *calls: tuple[np.ndarray, ...]) -> list[Any]:
+        """The answers to several calls of a caller that keeps its arrays: before each one it fills
+        them anew, with arrays of the same shapes."""
+        self.make_later_calls()
+        asks: list[Ask] = [(None, entry, args) for args in calls]
+        return [*self._taken(asks, *self._ask_all(asks, refill=True), refilled=True)]
+
     def _taken(
-        self, asks: Sequence[Ask], answers: list[Callable[[], Any]], trouble: Violation | None
+        self,
+        asks: Sequence[Ask],
+        answers: list[Callable[[], Any]],
+        trouble: Violation | None,
+        *,
+        refilled: bool = False,
     ) -> Iterator[Any]:
         for place, (on, entry, args) in enumerate(asks):
             with self._recording(entry, args, {}, on) as exchange:
+                exchange.refilled = refilled
                 if place == len(answers):
                     assert trouble is not None
                     raise trouble
                 exchange.answer = answers[place]()
             yield exchange.answer
 
-    def _ask_all(self, asks: Sequence[Ask]) -> tuple[list[Callable[[], Any]], Violation | None]:
+    def _ask_all(
+        self, asks: Sequence[Ask], *, refill: bool = False
+    ) -> tuple[list[Callable[[], Any]], Violation | None]:
         """What decodes each answer, and what ended the calls if there are fewer than asked."""
         try:
-            return _Calls(self, asks).answers()
+            return _Calls(self, asks, refill=refill).answers()
         except SubmissionDied as death:
             return lost(asks), death
 
@@ -445,10 +460,10 @@ class _Call(_Exchange):
 class _Calls(_Exchange):
     """Several calls, which end at the first that raises."""
 
-    def __init__(self, submission: Submission, asks: Sequence[Ask]) -> None:
+    def __init__(self, submission: Submission, asks: Sequence[Ask], *, refill: bool) -> None:
         super().__init__(submission)
         calls = [self.encode(entry, args, {}, on) for on, entry, args in asks]
-        self.header = {"op": "calls", "calls": calls}
+        self.header = {"op": "calls", "calls": calls, "refill": refill}
 
     def answers(self) -> tuple[list[Callable[[], Any]], Violation | None]:
         trouble: SubmissionRaised | None = None

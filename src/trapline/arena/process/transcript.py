@@ -19,6 +19,8 @@ class Exchange:
     left: bool = False
     #: The check looked whose memory the answer uses.
     looked: bool = False
+    #: The caller keeps its arrays and filled them before this call.
+    refilled: bool = False
     answer: Any = None
     #: The exception's class name, "" when the call returned.
     raised: str = ""

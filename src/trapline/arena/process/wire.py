@@ -411,6 +411,15 @@ class Decoder:
         return np.ndarray(tuple(shape), dtype, raw, node["first"], tuple(strides))
 
 
+def filled_anew(held: tuple[Any, ...] | None, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arrays of an earlier call with the values of these; the first time these."""
+    if held is None:
+        return args
+    for array, new in zip(held, args, strict=True):
+        array[...] = new
+    return held
+
+
 #: Stands for an earlier answer in a list of argument places.
 EARLIER = -1
 

@@ -66,7 +66,7 @@ class Worker:
             elif header["op"] == "call":
                 self.call(header, self.wire.Decoder(body, self.resolve))
             elif header["op"] == "calls":
-                self.call_all(header["calls"], self.wire.Decoder(body, self.resolve))
+                self.call_all(header, self.wire.Decoder(body, self.resolve))
             elif header["op"] == "drop":
                 self.objects.pop(header["object"], None)
                 self.send({"op": "dropped"})
@@ -97,13 +97,16 @@ class Worker:
                 reply["shared"] = self.memory.shared(args, value, on)
         self.send(reply, encoder.buffers)
 
-    def call_all(self, calls: list[dict[str, Any]], decoder: Any) -> None:
+    def call_all(self, header: dict[str, Any], decoder: Any) -> None:
         """One call after the other, until one raises; answers as they were when given."""
         encoder = self.wire.Encoder(self.keep, copies=True)
         reply, values = {"op": "result"}, []
+        held = None
         try:
-            for call in calls:
+            for call in header["calls"]:
                 _, function, args, kwargs = self.find(call, decoder)
+                if header.get("refill"):
+                    held = args = self.wire.filled_anew(held, args)
                 values.append(encoder.encode(function(*args, **kwargs)))
         except BaseException as error:  # the submission may raise anything, SystemExit too
             reply = describe(error, self.folder)

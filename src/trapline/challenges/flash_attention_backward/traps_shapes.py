@@ -4,7 +4,12 @@ import numpy as np
 
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.flash_attention_backward.cases import differentiates, draw
+from trapline.challenges.flash_attention_backward.cases import (
+    agrees,
+    differentiates,
+    draw,
+    saved_in_scope,
+)
 from trapline.challenges.flash_attention_backward.situations import (
     BLIND,
     grouped,
@@ -19,6 +24,7 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     mask,
 )
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
+from trapline.challenges.flash_attention_forward.cases import agrees as attention_agrees
 
 # Parts of the gold solution that several mutants edit.
 _NEXT_KEY = mask("    if causal:\n        scores[_hidden(position + 1, rows, cols)] = -np.inf\n")
@@ -373,3 +379,60 @@ def gradients_pile_up(submission: Submission, rng: np.random.Generator) -> None:
     clean = submission.clean()
     for _ in range(3):
         differentiates(clean, arguments)
+
+
+_KEPT = (_BUFFERS, _BUFFERS + "\n_KEPT = {}\n")
+_ROW_SUMS = "    delta = (dout * out).sum(axis=-1)\n"
+_RETURN_FORWARD = "    return out, lse\n"
+
+
+def _alone(submission: Submission, rng: np.random.Generator) -> None:
+    """One call of each pass, with nothing before it."""
+    clean = submission.clean()
+    arguments = draw(Shape(T=4, S=4), rng, False)
+    differentiates(clean, arguments)
+    attends(clean, *arguments[1:4], causal=False)
+
+
+@trap(
+    catches="what was computed from the caller's arrays is kept by their identity and used again, "
+    "though the caller has filled them anew",
+    severity="major",
+    story="Row sums are kept under the id() of two arrays: a training loop that keeps its buffers "
+    "gets the sums of the first step, and a new array at an old address those of another one.",
+    keeps_state=True,
+    mutant=edits(
+        _KEPT,
+        (CHECKED, CHECKED + "    key = id(dout), id(out)\n"),
+        (
+            _ROW_SUMS,
+            _ROW_SUMS
+            + "    if key not in _KEPT or _KEPT[key].shape != lse.shape:\n"
+            + "        _KEPT[key] = delta\n"
+            + "    delta = _KEPT[key]\n",
+        ),
+    ),
+    also=[
+        edits(
+            _KEPT,
+            (
+                _RETURN_FORWARD,
+                "    key = id(q), id(k), id(v), causal\n"
+                "    if key not in _KEPT or _KEPT[key][0].shape != out.shape:\n"
+                "        _KEPT[key] = out, lse\n"
+                "    return _KEPT[key]\n",
+            ),
+        )
+    ],
+    seen=BLIND,
+    control=_alone,
+)
+def kept_by_identity(submission: Submission, rng: np.random.Generator) -> None:
+    clean, scope = submission.clean(), submission.scope
+    calls = [saved_in_scope(scope, draw(Shape(T=4, S=4), rng, False), False) for _ in range(2)]
+    inputs = [arguments[1:4] for arguments in calls]
+    answers = clean.refilled("flash_attention_backward", *calls)
+    for arguments, answer in zip(calls, answers, strict=True):
+        agrees(answer, arguments, False, scope)
+    for (q, k, v), answer in zip(inputs, clean.refilled("flash_attention", *inputs), strict=True):
+        attention_agrees(answer, q, k, v, causal=False, scope=scope)
