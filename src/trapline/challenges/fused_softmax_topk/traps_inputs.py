@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import (
     DTYPES,
@@ -14,7 +14,7 @@ from trapline.challenges.fused_softmax_topk.cases import (
     pair,
 )
 from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile
-from trapline.challenges.fused_softmax_topk.solution_lines import CHECKED, INDICES, PROBS
+from trapline.challenges.fused_softmax_topk.solution_lines import CHECKED, INDICES, MERGE, PROBS
 
 # Parts of the gold solution that several mutants edit.
 _TILE_DEF = "TILE = 8192"
@@ -60,8 +60,8 @@ def strides_refused(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the caller's logits are overwritten: the maximum subtracted, exponentials taken or "
-    "winners masked in place",
+    catches="the caller's logits are overwritten: the maximum subtracted, exponentials taken, "
+    "winners masked or −inf replaced in place",
     severity="critical",
     story="Repeated argmax writes −inf into the logits, which the sampler still needs.",
     seen=WRITTEN_BLIND,
@@ -79,14 +79,23 @@ def strides_refused(submission: Submission, rng: Rng) -> None:
             "        logits[places[0]] = -np.inf\n"
             "    return _weights(best, largest) / total, places",
         ),
+        # −inf alone: tiles of float64 are views of the caller's array.
+        insert_before(
+            MERGE,
+            "if logits.flags.writeable and logits.dtype == np.float64:\n"
+            "            tile = np.maximum(tile, np.finfo(np.float64).min)\n"
+            "            logits[start : start + TILE] = tile\n        ",
+        ),
     ],
     control=one_tile,
 )
 def logits_modified(submission: Submission, rng: Rng) -> None:
-    for dtype in DTYPES:
-        logits = logits_of(rng, (3, 30), dtype)
-        _, after = submission.observe("softmax_topk", logits, 4)
-        expect.that(np.array_equal(after[0], logits), "the logits differ after the call")
+    for masked in (0, 3):
+        for dtype in DTYPES:
+            logits = logits_of(rng, (3, 30), dtype)
+            logits[:, rng.permutation(30)[:masked]] = -np.inf
+            _, after = submission.observe("softmax_topk", logits, 4)
+            expect.that(np.array_equal(after[0], logits), "the logits differ after the call")
 
 
 def _overwritten(by: str) -> Mutant:

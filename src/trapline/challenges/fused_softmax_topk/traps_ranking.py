@@ -5,7 +5,7 @@ import numpy as np
 from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, Rng, ask, logits_of
-from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile
+from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile, sparse
 from trapline.challenges.fused_softmax_topk.solution_lines import (
     ALL_VALUES,
     ANSWER,
@@ -20,6 +20,7 @@ from trapline.challenges.fused_softmax_topk.solution_lines import (
     PLACES,
     PROBS,
     TILE,
+    VALUES,
     ZEROS,
 )
 
@@ -27,6 +28,12 @@ from trapline.challenges.fused_softmax_topk.solution_lines import (
 _NO_CUT = ("    if values.size > k:\n", "    if False:\n")
 _LARGEST_CUT = "kept = np.sort(np.argpartition(-values, k - 1)[:k])"
 _UNFILTERED = (_NO_CUT, (FRESH, ALL_VALUES))
+_LAST_EQUALS = (
+    KEPT,
+    "kept = np.flatnonzero(values > cut)\n"
+    "        equal = np.flatnonzero(values == cut)[kept.size - k :]\n"
+    "        kept = np.sort(np.concatenate((kept, equal)))",
+)
 
 
 @trap(
@@ -104,14 +111,9 @@ def winners_in_reversed_ties(submission: Submission, rng: Rng) -> None:
     catches="where k cuts through a group of equals, the last of them are taken",
     severity="major",
     story="The cut takes equals from the wrong end; what it takes is in index order.",
-    mutant=edits(
-        (
-            KEPT,
-            "kept = np.flatnonzero(values > cut)\n"
-            "        equal = np.flatnonzero(values == cut)[kept.size - k :]\n"
-            "        kept = np.sort(np.concatenate((kept, equal)))",
-        ),
-    ),
+    mutant=edit(*_LAST_EQUALS),
+    # The second form takes those of later tiles, too.
+    also=[edits(_LAST_EQUALS, (FRESH, ALL_VALUES))],
     seen=WRITTEN_BLIND,
 )
 def last_of_the_equals(submission: Submission, rng: Rng) -> None:
@@ -196,12 +198,23 @@ def candidates_begin_with_zeros(submission: Submission, rng: Rng) -> None:
         (KEPT, "kept = np.sort(np.argpartition(values, values.size - k)[-k:])"),
         (FRESH, ALL_VALUES),
     ),
-    also=[edit(KEPT, _LARGEST_CUT), edits((KEPT, _LARGEST_CUT), ("TILE = 8192", "TILE = 16384"))],
+    also=[
+        edit(KEPT, _LARGEST_CUT),
+        edits((KEPT, _LARGEST_CUT), ("TILE = 8192", "TILE = 16384")),
+        # Only a list that is full is cut.
+        edit(
+            KEPT,
+            "is_full = not start and values.size == TILE\n"
+            "        kept = np.argpartition(-values, k - 1)[:k] if is_full else values >= cut",
+        ),
+    ],
 )
 def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
     logits = np.full((3, 200), -1.5)
     logits[:, rng.permutation(200)[:4]] = np.arange(1.0, 5.0)
     ask(submission, logits, 9)
+    first, second = rng.permutation(32)[:2]
+    ask(submission, sparse({first: 2.0, second: 1.0}), 4)
 
 
 def _winners_sorted(order: str) -> Mutant:
@@ -324,6 +337,8 @@ def keys_of_fewer_bits(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Tiles are converted to the kernel's dtype, whatever the dtype of the logits.",
     mutant=edit(TILE, TILE.replace("float64", "float32") + ".astype(np.float64)"),
+    # The second form sums them as they are.
+    also=[edit(VALUES, f"{VALUES}.astype(np.float32).astype(np.float64)")],
     seen=WRITTEN_BLIND,
 )
 def float64_logits_rounded(submission: Submission, rng: Rng) -> None:

@@ -154,10 +154,16 @@ def sum_over_all_rows(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="−inf − (−inf) = NaN when every logit so far is −inf",
+    catches="−inf − (−inf) = NaN where every logit of a tile, or every one so far, is −inf",
     severity="critical",
     story="Grammar masks can forbid the whole beginning of a vocabulary.",
     mutant=edit(_NOTHING_YET, "if False:"),
+    also=[
+        edits(
+            (_NOTHING_YET, "if False:"),
+            (SUM, SUM.replace("(tile, new))", "(tile, tile_max)) * _weights(tile_max, new)")),
+        ),
+    ],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )
@@ -240,6 +246,13 @@ def _narrow_total(tile: int) -> Mutant:
     )
 
 
+def _first_of_equals(submission: Submission, rng: Rng) -> None:
+    """A control: which of as many equals are taken, whatever their sum."""
+    logits = np.full((1, 70001), rng.integers(-4, 5), np.float32)
+    _, indices = pair(submission.softmax_topk(logits, 3))
+    expect.equal(indices, np.arange(3)[None], "indices")
+
+
 @trap(
     catches="float16 sums, which stop growing at 2048 and overflow at 65504",
     severity="major",
@@ -247,6 +260,7 @@ def _narrow_total(tile: int) -> Mutant:
     mutant=edit(SUM, SUM.replace("total *", "np.float16(total *") + ")"),
     also=[_narrow_total(tile) for tile in (512, 1024, 4096, 8192)],
     seen=WRITTEN_BLIND,
+    control=_first_of_equals,
 )
 def float16_sum(submission: Submission, rng: Rng) -> None:
     logits = np.full((1, 70001), rng.integers(-4, 5), np.float16)

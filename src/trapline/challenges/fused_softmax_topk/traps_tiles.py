@@ -4,7 +4,7 @@ import numpy as np
 
 from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.fused_softmax_topk.cases import LONG, Rng, ask, logits_of
+from trapline.challenges.fused_softmax_topk.cases import LONG, Array, Rng, ask, logits_of
 from trapline.challenges.fused_softmax_topk.situations import (
     LATE,
     LENGTH,
@@ -29,6 +29,7 @@ from trapline.challenges.fused_softmax_topk.solution_lines import (
 )
 
 _TOTAL = "total * _weights(largest, new)"
+_MERGED = "tile: Floats, start: int, k: int"
 _TILES = "for start in range(0, logits.size, TILE):"
 
 # --- the running sum ------------------------------------------------------------------------------
@@ -353,6 +354,51 @@ def tile_skipped_for_all_rows(submission: Submission, rng: Rng) -> None:
     high = sparse({first: 9.0, second: 8.0})
     low = sparse({first: 1.0, second: 0.0, LATE + rng.integers(32): 2.0})
     ask(submission, np.concatenate([high, low]), 2)
+
+
+def _kept_floor(condition: str, places: str = "row") -> Mutant:
+    """The k-th best of a row is the floor from the first tile of the next row on."""
+    return edits(
+        *ZEROS,
+        (LOOP, f"    floor = np.nan\n{LOOP}"),
+        (
+            CALL,
+            "some, where, floor = _one_row(logits[row], k, floor)\n"
+            f"        probs[{places}], indices[{places}] = some, where",
+        ),
+        ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, floor)"),
+        (MERGE, MERGE.replace("k)", "k, floor)")),
+        (_MERGED, _MERGED.replace("k: int", "k: int, floor: float")),
+        (FRESH, FRESH.replace("np.arange(tile.size)", "np.flatnonzero(~(tile <= floor))")),
+        (ANSWER, f"floor = best[-1] if {condition} else floor\n    {ANSWER}, floor"),
+    )
+
+
+def _rising_rows(submission: Submission, rng: Rng) -> None:
+    """A control: the same rows, the lower one first."""
+    ask(submission, _two_levels(rng)[::-1], 2)
+
+
+def _two_levels(rng: Rng) -> Array:
+    first, second = rng.permutation(32)[:2]
+    return np.concatenate([sparse({first: top + 1.0, second: top}) for top in (8.0, 0.0)])
+
+
+@trap(
+    catches="the threshold below which a row's entries are left out is kept for the next row: one "
+    "of lower logits loses its best",
+    severity="major",
+    story="The list of candidates is emptied between rows, and its threshold is not.",
+    mutant=_kept_floor("best.size == k and logits.size > TILE"),
+    also=[
+        _kept_floor("best.size == k"),
+        _kept_floor("best.size == k and logits.size > TILE", "row, : some.size"),
+    ],
+    seen=WRITTEN_BLIND,
+    control=_rising_rows,
+)
+def floor_of_the_row_before(submission: Submission, rng: Rng) -> None:
+    ask(submission, _two_levels(rng), 2)
 
 
 @trap(
