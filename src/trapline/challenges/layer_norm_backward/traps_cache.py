@@ -31,7 +31,7 @@ from trapline.challenges.layer_norm_backward.solution_lines import (
 
 
 @trap(
-    catches="x, or x − mean, kept beside x_hat",
+    catches="x, x − mean or y kept beside the array that the backward pass needs",
     severity="major",
     story="A published answer kept several times the arrays that the backward pass needs.",
     seen="a published answer",

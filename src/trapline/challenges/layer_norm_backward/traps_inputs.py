@@ -26,6 +26,7 @@ from trapline.challenges.layer_norm_backward.solution_lines import DX, VAR, G, Y
 # Parts of the gold solution that several mutants edit.
 _WIDE = "wide = x.astype(np.float64)"
 _WIDEN_DY = "    dy = dy.astype(np.float64)\n"
+_SCALED = "    dy *= gamma\n    g = dy\n"
 _RETURN = "return dx.astype(dtype), dgamma.astype(dtype), dbeta.astype(dtype)"
 
 
@@ -57,13 +58,22 @@ def parameters_modified(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="dy multiplied by gamma in place",
+    catches="dy overwritten in place: multiplied by gamma, or turned into dx",
     severity="major",
     story="`dy *= gamma` changes an array that another branch of the graph still needs.",
     mutant=edits(
         (_WIDEN_DY, ""),
-        (G, "    dy *= gamma\n    g = dy\n"),
+        (G, _SCALED),
     ),
+    also=[
+        # float64 alone, in every step.
+        edits(
+            (_WIDEN_DY, _WIDEN_DY.replace("float64", "float64, copy=False")),
+            (G, _SCALED),
+            (DX, "g -= mean_g\n    g -= x_hat * mean_gx\n    g *= rstd[..., None]\n    dx = g"),
+        ),
+    ],
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def dy_modified(submission: Submission, rng: Rng) -> None:
