@@ -105,7 +105,7 @@ class Worker:
         try:
             for call in header["calls"]:
                 _, function, args, kwargs = self.find(call, decoder)
-                if header.get("refill"):
+                if header["refill"]:
                     held = args = self.wire.filled_anew(held, args)
                 values.append(encoder.encode(function(*args, **kwargs)))
         except BaseException as error:  # the submission may raise anything, SystemExit too

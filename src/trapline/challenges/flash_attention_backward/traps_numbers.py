@@ -284,7 +284,7 @@ def _never_checked(*names: str) -> Mutant:
     catches="the checks of the backward pass do not look at lse, or at out, at all: neither at its "
     "shape nor at its dtype",
     severity="minor",
-    story="What is computed again is not needed, so nobody looks whether it fits.",
+    story="The pass computes both again and never reads them, so a wrong one goes unnoticed.",
     mutant=_never_checked("lse"),
     also=[_never_checked("out"), _never_checked("out", "lse")],
     dimension="robustness",

@@ -127,7 +127,7 @@ def keep_counts_unmoved_positions(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
-#: The pages that the sequence has are written again, whoever holds them.
+#: Overwrites the pages of the sequence, also those that another one shares.
 _IN_PLACE = (
     "        self._shrink(seq, start)\n"
     "        self.tables[seq].extend(self._take() for _ in range(needed))\n",
