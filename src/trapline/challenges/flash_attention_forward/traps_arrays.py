@@ -437,6 +437,35 @@ def one_column_of_values_accepted(submission: Submission, rng: np.random.Generat
 
 
 @trap(
+    catches="v of one head, or of a batch of one, is broadcast over the heads or the batch of k",
+    severity="minor",
+    story="Only the lengths of k and v are compared, and a product broadcasts an axis of length "
+    "one without a word.",
+    mutant=edits(
+        (
+            "k.shape != v.shape",
+            "(k.shape[0], k.shape[2:]) != (v.shape[0], v.shape[2:]) "
+            "or v.shape[1] not in (1, k.shape[1])",
+        ),
+        ("v[b, g]", "v[b, g % v.shape[1]]"),
+    ),
+    also=[
+        edits(
+            ("k.shape != v.shape", compared),
+            ("v[b, g]", "np.broadcast_to(v, (*k.shape[:2], *v.shape[2:]))[b, g]"),
+        )
+        for compared in ("k.shape[2:] != v.shape[2:]", "k.shape[2] != v.shape[2]")
+    ],
+    dimension="robustness",
+    seen=WRITTEN,
+)
+def one_head_of_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(B=3, H=4, G=2, T=4, S=6).draw(rng)
+    expect.raises(REFUSALS, submission.flash_attention, q, k, v[:, :1])
+    expect.raises(REFUSALS, submission.flash_attention, q, k, v[:1])
+
+
+@trap(
     catches="only q's dtype is checked; integer keys or values are promoted silently",
     severity="minor",
     story="Outputs have the dtype of q, so only q is checked; a quantised cache that was never "

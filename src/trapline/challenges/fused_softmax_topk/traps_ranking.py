@@ -7,6 +7,7 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, Rng, ask, logits_of
 from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile, sparse
 from trapline.challenges.fused_softmax_topk.solution_lines import (
+    ALL_MASKED,
     ALL_VALUES,
     ANSWER,
     CALL,
@@ -479,6 +480,21 @@ def minus_infinity_left_out(submission: Submission, rng: Rng) -> None:
             "        probs[row, :finite], indices[row, :finite] = some[:finite], where[:finite]",
         ),
     ),
+    also=[
+        # The list begins as the lowest finite number: −inf never enters it, and its free places
+        # are ranked as logits of 0.
+        edits(
+            (
+                ALL_MASKED,
+                "    if largest == -np.inf:\n        largest = float(np.finfo(logits.dtype).min)\n"
+                "    places = np.where(np.isneginf(best), 0, places)\n"
+                "    best = np.where(np.isneginf(best), 0.0, best)\n"
+                '    order = np.argsort(-best, kind="stable")\n'
+                "    best, places = best[order], places[order]\n"
+                "    if False:\n",
+            ),
+        )
+    ],
 )
 def filled_with_index_0(submission: Submission, rng: Rng) -> None:
     logits = np.full((2, 20), -np.inf)

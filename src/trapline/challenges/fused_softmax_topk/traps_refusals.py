@@ -7,7 +7,13 @@ from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import LONG, REFUSAL, Array, Rng, logits_of
 from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile
-from trapline.challenges.fused_softmax_topk.solution_lines import ALL_MASKED, CALL, CHECKED, KEPT
+from trapline.challenges.fused_softmax_topk.solution_lines import (
+    ALL_MASKED,
+    CALL,
+    CHECKED,
+    KEPT,
+    MERGE,
+)
 
 # Parts of the gold solution that several mutants edit.
 _TILE_MAX = "tile_max = np.max(tile)"
@@ -76,16 +82,28 @@ def later_tiles_unchecked(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a NaN goes unnoticed because all other logits of its tile are −inf and the tile is "
-    "skipped",
+    catches="a NaN goes unnoticed because its tile is skipped: all its other logits are −inf, or "
+    "none seems to be among the winners",
     severity="major",
     dimension="robustness",
-    story="Tiles without a finite logit are skipped before they are checked for NaN.",
+    story="Tiles without a finite logit, or whose maximum is not above the k-th best (a comparison "
+    "that NaN fails), are skipped before they are checked.",
     mutant=edits(
         (_TILE_MAX, "tile_max = np.fmax.reduce(tile)"),
         (_NOT_FINITE, "if tile_max == np.inf:"),
         (ALL_MASKED, "    if np.isnan(total) or largest == -np.inf:\n"),
     ),
+    also=[
+        edits(
+            (_NOT_FINITE, "if tile_max == np.inf:"),
+            (MERGE, f"if not np.isnan(np.max(tile)):\n            {MERGE}"),
+            (
+                ALL_MASKED,
+                "    if np.isnan(total) and np.count_nonzero(logits > best[-1]) >= k:\n"
+                '        raise IndexError("more winners than places")\n' + ALL_MASKED,
+            ),
+        )
+    ],
 )
 def nan_among_masked(submission: Submission, rng: Rng) -> None:
     for start, place in ((LONG - 30, 7), (LONG - 30, LONG // 4), (0, LONG // 2)):

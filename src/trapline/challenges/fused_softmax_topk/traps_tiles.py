@@ -32,6 +32,14 @@ _TOTAL = "total * _weights(largest, new)"
 _MERGED = "tile: Floats, start: int, k: int"
 _TILES = "for start in range(0, logits.size, TILE):"
 
+
+def _own_length(tile: int) -> Mutant:
+    return edits(
+        ("TILE = 8192", f"TILE = {tile}"),
+        (PLACES, PLACES.replace("start", "start // TILE * tile.size")),
+    )
+
+
 # --- the running sum ------------------------------------------------------------------------------
 
 
@@ -160,6 +168,20 @@ def maximum_starts_at_zero(submission: Submission, rng: Rng) -> None:
 def index_within_the_tile(submission: Submission, rng: Rng) -> None:
     first, second = rng.permutation(32)[:2]
     ask(submission, sparse({LATE + first: 2.0, LATE + second: 1.0}), 2)
+
+
+@trap(
+    catches="in the last, shorter tile the places are counted as if all tiles were as short",
+    severity="critical",
+    story="The offset is the tile's number times its length, and the last tile has another one.",
+    mutant=_own_length(8192),
+    also=[_own_length(length) for length in (1024, 4096, 16384, 32768)],
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def short_tile_counted_by_its_own_length(submission: Submission, rng: Rng) -> None:
+    first, second = rng.permutation(32)[:2]
+    ask(submission, sparse({LENGTH - 32 + first: 2.0, LENGTH - 32 + second: 1.0}), 2)
 
 
 @trap(
