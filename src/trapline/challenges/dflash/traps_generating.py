@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -23,6 +23,7 @@ _JUDGED = "        path, bonus = verify_tree(tokens, parents, choices)\n"
 FRESH = "        fresh = until_end([*drafted, bonus], eos_id)[: limit - len(output)]\n"
 COUNT = "        accepted += min(len(drafted), len(fresh))\n"
 OUTPUT = "    return output, {"
+_AT_AN_END = "eos_id not in output[-1:]"
 
 
 def told(
@@ -242,12 +243,27 @@ def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> No
     told(submission, rng, table.perfect_draft, 2, max_new_tokens=4, budget=2)
 
 
+def _one_round(searched: str, answer: str = "output") -> Mutant:
+    """After each round EOS is looked for in this part of the prompt, too."""
+    return edits(
+        (LOOP, LOOP.replace(_AT_AN_END, f"not (output and eos_id in {searched} + output)")),
+        (OUTPUT, f"    output = {answer}\n{OUTPUT}"),
+    )
+
+
 @trap(
-    catches="an EOS in the prompt counts as generated, and nothing follows it",
+    catches="an EOS in the prompt counts as generated: nothing follows it, or one round alone",
     severity="major",
     story="Chat prompts have end-of-turn tokens, usually one at their end.",
     mutant=edit(LOOP, LOOP.replace("output[-1:]", "(prefix + output)[-1:]")),
-    also=[edit(LOOP, LOOP.replace("output[-1:]", "prefix + output"))],
+    also=[
+        edit(LOOP, LOOP.replace("output[-1:]", "prefix + output")),
+        _one_round("prefix"),
+        _one_round("prefix[-1:]"),
+        # The text is cut behind its first EOS before the prompt is taken off.
+        _one_round("prefix", "until_end(prefix + output, eos_id)[len(prefix) :]"),
+        _one_round("prefix[-1:]", "until_end(prefix[-1:] + output, eos_id)[1:]"),
+    ],
     seen=WRITTEN,
 )
 def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:

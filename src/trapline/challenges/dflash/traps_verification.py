@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -123,6 +123,45 @@ def child_of_a_rejected_sibling(submission: Submission, rng: np.random.Generator
     table.verify(submission, [a, b, c], [-1, -1, 0], [b, x, c, x], ([1], c))
     # Both have a child c; b's is the second.
     table.verify(submission, [a, b, c, c], [-1, -1, 0, 1], [b, x, c, x, a], ([1, 3], a))
+
+
+def _ends_at(condition: str) -> Mutant:
+    """One sweep over the nodes, which ends where this holds."""
+    return edit(
+        WALK,
+        "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
+        f"        if {condition}:\n            break\n"
+        "        if parents[number] == node and token == choices[node + 1]:\n"
+        "            node = number\n            path.append(number)\n",
+    )
+
+
+def _others_come_last(submission: Submission, rng: np.random.Generator) -> None:
+    """A control: the child of the rejected node is the last one."""
+    a, b, c, d, x, y = distinct(rng, 6)
+    table.verify(submission, [a, b, d, c], [-1, -1, 1, 0], [b, c, d, x, y], ([1, 2], x))
+
+
+@trap(
+    catches="the walk over the nodes ends at one that does not hang below the last accepted node, "
+    "such as a child of a rejected one, though the branch goes on behind it",
+    severity="major",
+    story="Nodes come in the order of their weight, so those of other branches stand in between.",
+    mutant=_ends_at("token == choices[parents[number] + 1] and parents[number] != node"),
+    also=[
+        _ends_at("parents[number] != node"),
+        _ends_at("parents[number] > node"),
+        _ends_at("parents[number] not in (-1, *path)"),
+    ],
+    seen=WRITTEN,
+    control=_others_come_last,
+)
+def walk_ends_off_the_branch(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, d, x, y = distinct(rng, 6)
+    # Root → a, b; a → c; b → d. c is what the target would have said after a, which is rejected.
+    table.verify(submission, [a, b, c, d], [-1, -1, 0, 1], [b, c, d, x, y], ([1, 3], y))
+    # Now a is accepted, and c hangs below b.
+    table.verify(submission, [a, b, c, d], [-1, -1, 1, 0], [a, d, c, x, y], ([0, 3], y))
 
 
 @trap(
