@@ -12,6 +12,7 @@ from trapline.challenges.beam_search import (
     traps_living,
     traps_refusals,
     traps_scores,
+    traps_sieve,
     traps_stopping,
     traps_ties,
 )
@@ -25,4 +26,5 @@ PARTS = (
     traps_refusals,
     traps_limit,
     traps_ties,
+    traps_sieve,
 )

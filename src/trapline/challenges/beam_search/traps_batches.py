@@ -22,6 +22,8 @@ from trapline.challenges.beam_search.table import Table
 
 # Parts of the gold solution that several mutants edit.
 _PREFIXES = "        return [self.prompt + tokens for tokens in self.beams]\n"
+_ADVANCE = "        search.advance(log_probs[first:last])\n"
+_MOVE_ON = _ADVANCE + "        first = last\n"
 
 
 def unlike_neighbours(rng: np.random.Generator) -> tuple[int, dict[lm.Prefix, Table]]:
@@ -111,7 +113,7 @@ def as_many_beams_each(submission: Submission, rng: np.random.Generator) -> None
 
 _SHARES = (
     "    first = 0\n    for search in open_searches:\n        last = first + len(search.beams)\n"
-    "        search.advance(log_probs[first:last])\n        first = last\n"
+    + _MOVE_ON
 )
 
 
@@ -154,6 +156,56 @@ def rows_in_equal_shares(submission: Submission, rng: np.random.Generator) -> No
 )
 def rows_shift_when_a_prompt_ends(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
+
+
+def _quick_prompt_is_last(submission: Submission, rng: np.random.Generator) -> None:
+    """A control: one beam each, and no prompt behind the one that stops after the first step."""
+    E, A, B = tokens(rng, 3)
+    slow, quick = prompt_of(rng, first=100), prompt_of(rng, first=101)
+    tables: dict[lm.Prefix, Table] = {
+        slow: {(): {A: -1.0}, (A,): {B: -2.0}},
+        quick: {(): {E: -0.5, B: -9.0}},
+    }
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, tables, **settings)
+
+
+def _moved_on(step: str) -> Mutant:
+    """Where the rows of the next prompt begin."""
+    return edit(_MOVE_ON, _ADVANCE + f"        first {step}\n")
+
+
+@trap(
+    catches="in the step in which a prompt stops or changes the number of its beams, the prompts "
+    "behind it get rows of others, or none",
+    severity="major",
+    story="The offset into the model's answer moves on by the beams that are left, or the list of "
+    "prompts becomes shorter while it is walked.",
+    mutant=_moved_on("= last if search.beams else first"),
+    also=[
+        _moved_on("+= len(search.beams)"),
+        edit(
+            _MOVE_ON,
+            f"{_MOVE_ON}        if not search.beams:\n            open_searches.remove(search)\n",
+        ),
+        _moved_on("= last if search.beams else first + 1"),
+    ],
+    seen=BLIND,
+    control=_quick_prompt_is_last,
+)
+def rows_shift_in_the_last_step(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    prompts = [prompt_of(rng, first=100 + n) for n in range(3)]
+    # The first prompt stops with one row, the second with two.
+    ended: Table = {(): {A: -1.0, B: -2.0}, (A,): {E: -1.0}, (B,): {E: -0.5}}
+    slow: Table = {(): {A: -3.0, B: -4.0}, (A,): {B: -1.0}, (B,): {A: -1.0}, (A, B): {E: -2.0}}
+    tables: dict[lm.Prefix, Table] = {
+        prompts[0]: {(): {E: -0.5}},
+        prompts[1]: ended,
+        prompts[2]: slow,
+    }
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E, "strict": True}
+    lm.run_tables(submission, VOCABULARY, tables, **settings)
 
 
 @trap(
