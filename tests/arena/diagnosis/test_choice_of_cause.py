@@ -270,6 +270,27 @@ def test_crash_in_exactly_the_situations_of_a_bug_that_raises_is_likely_that_bug
     assert causes("flash_attention_backward", files) == [cause]
 
 
+@pytest.mark.parametrize(
+    ("challenge", "old", "new", "cause"),
+    [
+        # The only check that fails.
+        ("dflash", "max(rows) >=", "nodes and max(rows) >=", "short-cache-accepted"),
+        # A case of the contract fails at the same place.
+        ("flash_attention_forward", "q.ndim != 4 or k.ndim != 4", "False", "three-axes-accepted"),
+    ],
+)
+def test_missing_check_that_ends_in_another_exception_is_named(challenge, old, new, cause):
+    """It was unnamed: its mutant answers the bad input. It costs little, since nothing is answered,
+    and says what is seen."""
+    files = load(challenge).solution_files()
+    assert files["solution.py"].count(old) == 1
+    files = {**files, "solution.py": files["solution.py"].replace(old, new)}
+    answer = corpus.Answer(challenge, cause, files)
+    ((_, (finding,)),) = corpus.diagnose([answer])
+    assert (finding.cause, finding.certainty, finding.severity) == (cause, "likely", "minor")
+    assert "(here: raised " in finding.sentence
+
+
 @pytest.mark.parametrize("key", ["k.shape[2]", "q.shape[2]"])
 def test_trap_that_fails_by_what_was_kept_accuses_no_other_bug(key):
     """A wrong mask of an earlier call gives the answers of bugs that keep nothing: alone, or as a

@@ -17,7 +17,7 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.judge.answers import Answers
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import without_numbers
-from trapline.arena.judge.failures import Failure, failure_of
+from trapline.arena.judge.failures import Failure, failure_of, is_not_refused
 from trapline.arena.judge.findings import Diagnosis, Report
 from trapline.arena.judge.mutants import BOTH, MutantHost
 from trapline.arena.judge.pairs import PairSearch
@@ -287,7 +287,11 @@ class Diagnoser:
 
     def _is_wrong_alike(self, trap: Trap) -> bool:
         """One of the trap's mutants fails its check with what is wrong here, such as an argument
-        that stays changed; the message names that before its first number."""
+        that stays changed; the message names that before its first number. Where bad input is not
+        refused, it does not matter what becomes of it."""
+        if trap.id in self.patterns.refusals and is_not_refused(self.failures[trap.id].message):
+            runs = (self.host.run(form, trap.id) for form in trap.forms)
+            return any(is_not_refused(run.message) for run in runs)
 
         def subject(message: str) -> str:
             return without_numbers(message).partition("#")[0]
@@ -302,7 +306,8 @@ class Diagnoser:
         nearest = self.patterns.neighbours.control(trap)
         if nearest is not None:
             return nearest not in self.failures
-        return all(check in self.traps for check in self.failures)  # ordinary calls are answered
+        # Ordinary calls are answered.
+        return self.failures.keys() <= self.traps.keys() | self.patterns.refusals
 
     def _is_not_of_state(self, trap: Trap) -> bool:
         """It fails without earlier calls, too: what those left behind is another bug."""
@@ -386,7 +391,7 @@ class Diagnoser:
         for check in sorted(self.rest if by_chance else self.rest & self.patterns.fails(cause)):
             if self._is_spent() or not self._has_own_cause(cause, check):
                 explained.add(check)
-        if cause in self.confirmed:
+        if cause in self.confirmed or own in self.patterns.refusals:
             explained |= self._alike_ends(own) & self.rest
         if cause in self.confirmed and not self._is_spent():
             explained |= set(self._echoes(cause))

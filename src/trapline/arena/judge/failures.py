@@ -38,6 +38,11 @@ class Failure:
         return _raised(self.transcript.exchanges[-1])
 
 
+def is_not_refused(message: str) -> bool:
+    """Bad input was answered, or ended with an exception that refuses nothing."""
+    return message.startswith("accepted what") or " was due" in message
+
+
 def failure_of(result: CheckResult, transcript: Transcript, not_offered: str = "") -> Failure:
     """A failed check, with the crash that ended it, if one did."""
     last = transcript.exchanges[-1] if transcript.exchanges else None

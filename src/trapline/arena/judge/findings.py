@@ -74,11 +74,15 @@ class Report:
     def _named(self, cause: str) -> Finding:
         own = self.forms[cause]
         trap, failure = self.traps[own], self.failures[own]
+        is_confirmed, severity, sentence = cause in self.confirmed, trap.severity, trap.catches
+        if not is_confirmed and own in self.patterns.refusals and failure.end[0]:
+            # The check is missing, but the input is not answered either.
+            severity, sentence = "minor", f"{sentence} (here: {failure.message})"
         return Finding(
             cause=own,
-            certainty="confirmed" if cause in self.confirmed else "likely",
-            severity=trap.severity,
-            sentence=_sentence(trap.catches),
+            certainty="confirmed" if is_confirmed else "likely",
+            severity=severity,
+            sentence=_sentence(sentence),
             explains=[own, *sorted(self.causes[cause] - {own})],
             call=call_in_words(failure.transcript),
             where=failure.crash[1],
