@@ -24,6 +24,7 @@ from trapline.challenges.beam_search.table import Table
 # Parts of the gold solution that several mutants edit.
 _TOTALS = "        totals = self.sums[:, None] + log_probs\n"
 _SCORE = "        return total / length**self.length_penalty\n"
+_DEFAULT = "length_penalty: float = 1.0,"
 _ENTER = "            score = self.rules.score(float(total), self.length)\n"
 
 
@@ -147,6 +148,27 @@ def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -
         submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=-1.0
     )
     best(asked, [E], -3.0)
+
+
+def two_ends_with_a_penalty(submission: Submission, rng: np.random.Generator) -> None:
+    """The same, and the penalty is given."""
+    E, A, table = two_ends_of_different_length(rng)
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=1.0
+    )
+    best(asked, [A, E], -1.5)
+
+
+@trap(
+    catches="a default length_penalty other than 1",
+    severity="major",
+    story="Papers and libraries have 0, 0.6 or 2.",
+    mutant=edit(_DEFAULT, "length_penalty: float = 0.0,"),
+    also=[edit(_DEFAULT, f"length_penalty: float = {other},") for other in (0.5, 0.6, 0.7, 2.0)],
+    control=two_ends_with_a_penalty,
+)
+def another_default_penalty(submission: Submission, rng: np.random.Generator) -> None:
+    the_longer_end_wins(submission, rng)
 
 
 @trap(

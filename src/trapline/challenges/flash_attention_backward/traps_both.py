@@ -8,7 +8,7 @@ import numpy as np
 
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.flash_attention_backward.cases import differentiates
+from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
     BACKWARD_HEAD,
@@ -29,6 +29,7 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     with_saved,
 )
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
+from trapline.challenges.flash_attention_forward.cases import agrees as attention_agrees
 
 # Parts of the gold solution that several mutants edit.
 _HIDDEN = "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]"
@@ -716,3 +717,30 @@ def forward_lse_in_double(submission: Submission, rng: np.random.Generator) -> N
 )
 def forward_out_in_double(submission: Submission, rng: np.random.Generator) -> None:
     exact_float32(submission, rng)
+
+
+def full_when_asked(submission: Submission, rng: np.random.Generator) -> None:
+    """The same, and `causal` is given."""
+    arguments = draw(Shape(T=6, S=6), rng, False)
+    attends(submission, *arguments[1:4], causal=False, tile=4)
+    differentiates(submission, arguments, causal=False, tile=4)
+
+
+_FORWARD, _BACKWARD = (
+    (f"causal: bool = False,{end}", f"causal: bool = True,{end}") for end in (" tile", "\n")
+)
+
+
+@trap(
+    catches="without the argument `causal` a pass is causal",
+    severity="major",
+    story="The default of the model at hand; or one of both passes has another default.",
+    mutant=edits(_FORWARD, _BACKWARD),
+    also=[edits(_FORWARD), edits(_BACKWARD)],
+    control=full_when_asked,
+)
+def causal_by_default(submission: Submission, rng: np.random.Generator) -> None:
+    arguments = draw(Shape(T=6, S=6), rng, False)
+    q, k, v = arguments[1:4]
+    attention_agrees(submission.flash_attention(q, k, v), q, k, v, causal=False)
+    agrees(submission.flash_attention_backward(*arguments), arguments, causal=False)

@@ -4,7 +4,7 @@ import numpy as np
 
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.flash_attention_forward.cases import Shape, attends
+from trapline.challenges.flash_attention_forward.cases import Shape, agrees, attends
 from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
 from trapline.challenges.flash_attention_forward.solution_lines import (
     ATTENDED,
@@ -526,3 +526,20 @@ def reach_of_the_last_row(submission: Submission, rng: np.random.Generator) -> N
 )
 def tile_without_keys_raises(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=4)
+
+
+def full_when_asked(submission: Submission, rng: np.random.Generator) -> None:
+    """The same, and `causal` is given."""
+    attends(submission, *Shape(T=6, S=6).draw(rng), causal=False, tile=4)
+
+
+@trap(
+    catches="without the argument `causal` the attention is causal",
+    severity="major",
+    story="The default of the model at hand; an encoder then sees half of its text.",
+    mutant=edit("causal: bool = False", "causal: bool = True"),
+    control=full_when_asked,
+)
+def causal_by_default(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=6, S=6).draw(rng)
+    agrees(submission.flash_attention(q, k, v), q, k, v, causal=False)
