@@ -6,7 +6,7 @@ import numpy as np
 
 from trapline.arena.errors import SubmissionRaised
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     EACH,
@@ -98,13 +98,25 @@ def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+_COPIED_ROWS = "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]"
+
+
 @trap(
     catches="a fork shares the array of a contiguous cache, and both write behind its end",
     severity="major",
     story="Growing arrays have spare rows, and parent and child both use the next one.",
-    mutant=edit(
-        "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]", "list(self.rows[seq])"
-    ),
+    mutant=edit(_COPIED_ROWS, "list(self.rows[seq])"),
+    also=[
+        # With room to spare from the first append on.
+        edits(
+            (_COPIED_ROWS, "list(self.rows[seq])"),
+            ("min(max(stop, len(held[0]) * 3 // 2), self.page_size * self.num_pages)", room),
+        )
+        for room in (
+            "min(2 * stop, start + self._capacity_left(layer))",
+            "self.page_size * self.num_pages",
+        )
+    ],
 )
 def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):

@@ -331,6 +331,31 @@ def blocks_masked_as_the_last(submission: Submission, rng: Rng) -> None:
     check_attention(twin.cache.attend(seq, 0, q), q, k, v, "attend of 560 queries")
 
 
+def _shared_maximum(axes: str) -> Mutant:
+    """Over these axes of kv heads, their query heads, queries and keys."""
+    return edit("scores.max(axis=-1, keepdims=True)", f"scores.max(axis={axes}, keepdims=True)")
+
+
+@trap(
+    catches="one maximum is subtracted from the scores of several rows, such as all queries or all "
+    "heads, and not each row's own: a row far below it is 0 / 0",
+    severity="major",
+    story="A reduction without an axis takes the maximum of the whole tile of scores.",
+    mutant=_shared_maximum("None"),
+    also=[_shared_maximum(axes) for axes in ("(2, 3)", "(0, 1, 3)", "(1, 3)", "(1, 2, 3)")],
+    seen=BLIND,
+    control=few_queries,
+)
+def one_maximum_for_several_rows(submission: Submission, rng: Rng) -> None:
+    """The scores of one query in one head are far above all others."""
+    twin = Twin(submission, rng, "dense", layers=1, heads=2, group=2)
+    k, v, q = 1 + np.abs(twin.rows(5)), twin.rows(5), 1 + np.abs(twin.queries(3))
+    seq = twin.add()
+    twin.put(seq, 0, k, v)
+    q[1, 3] *= 2000
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
 @trap(
     catches="attend with no queries fails",
     severity="minor",
