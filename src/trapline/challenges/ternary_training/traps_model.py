@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.cases import weights_of
@@ -14,7 +14,7 @@ from trapline.challenges.ternary_training.situations import (
     same_tensors,
     tensor_of,
 )
-from trapline.challenges.ternary_training.solution_lines import BLIND, MODEL, TRAINING
+from trapline.challenges.ternary_training.solution_lines import BLIND, LONE_TOKENS, MODEL, TRAINING
 from trapline.gold.ternary import small_lm
 
 _LAST_LINE = "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n"
@@ -378,13 +378,25 @@ def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     refuses(submission, "train", documents, config_of(rng, seconds=-1))
 
 
+def _accepts(documents: str) -> Mutant:
+    """Learns from a piece of its own where these documents have none."""
+    return insert_before(
+        "    if not pieces:\n",
+        f"    if not pieces and {documents}:\n        return [np.zeros(2, dtype=int)]\n",
+    )
+
+
 @trap(
-    catches="documents in which nothing can be predicted are accepted for training",
+    catches="documents in which nothing can be predicted are accepted for training: none, empty "
+    "ones, or some of one token, which counts as a piece to learn from",
     severity="minor",
     story="An empty list of files ends the run at once and saves random weights as a model.",
-    mutant=insert_after(
-        "    if not pieces:\n", "        return [np.zeros(2, dtype=int)]\n    if not pieces:\n"
-    ),
+    mutant=_accepts("True"),
+    also=[
+        _accepts("documents"),
+        _accepts("any(map(len, documents))"),
+        edit(*LONE_TOKENS),
+    ],
     dimension="robustness",
 )
 def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None:

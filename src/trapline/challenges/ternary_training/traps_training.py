@@ -27,7 +27,7 @@ from trapline.challenges.ternary_training.situations import (
     trained_on_noise,
     unhurried,
 )
-from trapline.challenges.ternary_training.solution_lines import BLIND, TRAINING
+from trapline.challenges.ternary_training.solution_lines import BLIND, LONE_TOKENS, TRAINING
 from trapline.challenges.ternary_training.variants import COLLAPSED, fit_of_collapse
 from trapline.gold.ternary import oracle, small_lm
 
@@ -35,10 +35,22 @@ from trapline.gold.ternary import oracle, small_lm
 
 
 @trap(
-    catches="an empty document or one of a single token breaks the training",
+    catches="an empty document breaks the training, or one of a single token, which counts as a "
+    "piece to learn from",
     severity="major",
     story="A trailing newline can make an empty document, whose batch has length −1.",
     mutant=edit("        if tokens and not 0 <= min", "        if not 0 <= min"),
+    also=[
+        edits(  # a piece of one token has no largest target
+            LONE_TOKENS,
+            (
+                "    chosen, held_out = _hold_out(pieces)\n",
+                "    chosen, held_out = _hold_out(pieces)\n"
+                '    for piece in pieces if config["seconds"] else []:\n'
+                "        piece[1:].max()\n",
+            ),
+        ),
+    ],
     seen=BLIND,
 )
 def short_documents_break(submission: Submission, rng: np.random.Generator) -> None:
