@@ -253,6 +253,35 @@ def last_rows_of_y_skipped(submission: Submission, rng: Rng) -> None:
     check_y(submission, plain(rng, (1, 8209, 8)))
 
 
+def _no_rows_in_a_block(behind: str, like: str, use: str) -> Mutant:
+    """A block of 2^15 elements holds no row of more features."""
+    return insert_after(behind, "\n    " + use.format(height=f"(2**15 // {like}.shape[-1])"))
+
+
+@trap(
+    catches="a row with more features than a block has elements is refused or stays 0: the number "
+    "of rows in a block is rounded down to none",
+    severity="minor",
+    story="Blocks of 2^15 elements hold one row at least only if the code says so.",
+    mutant=_no_rows_in_a_block(Y, "x", "range(0, 1, {height})"),
+    also=[
+        _no_rows_in_a_block(Y, "x", "1 // {height}"),
+        _no_rows_in_a_block(Y, "x", "y *= min(1, {height})"),
+        _no_rows_in_a_block(DX, "dy", "range(0, 1, {height})"),
+        _no_rows_in_a_block(DX, "dy", "1 // {height}"),
+        _no_rows_in_a_block(
+            DX, "dy", "dx, dgamma, dbeta = (d * min(1, {height}) for d in (dx, dgamma, dbeta))"
+        ),
+        _no_rows_in_a_block(DX, "dy", "dx *= min(1, {height})"),
+    ],
+    seen=WRITTEN_BLIND,
+    control=ordinary_rows,
+)
+def rows_longer_than_a_block(submission: Submission, rng: Rng) -> None:
+    """Longer than blocks of up to 2^16 elements."""
+    check_both(submission, plain(rng, (1, 1, 70_000)))
+
+
 def _parts_of_dgamma(joined: str) -> Mutant:
     """The sums of blocks of rows, collected in a list that is empty without rows."""
     return edit(
