@@ -162,12 +162,16 @@ def _only_the_first(count: str) -> Mutant:
 
 
 @trap(
-    catches="of the entries equal to the k-th largest logit, one or all are left out, and the last "
-    "places stay empty",
+    catches="of the entries equal to the k-th largest logit, one or all are left out: the last "
+    "places stay empty, or the row does not fit",
     severity="major",
     story="A strict comparison with the cut, or with the number of equals that still fit.",
     mutant=_only_the_first("k - 1"),
-    also=[_only_the_first("np.sum(values > values[-1])")],
+    also=[
+        _only_the_first("np.sum(values > values[-1])"),
+        # Without places for them: nothing fits the row of the answer.
+        edit(KEPT, "kept = values > cut"),
+    ],
 )
 def cut_left_out(submission: Submission, rng: Rng) -> None:
     logits = np.full((1, 12), -1.5)

@@ -624,3 +624,46 @@ def check_leaves_x_shifted(submission: Submission, rng: Rng) -> None:
         after = raised.left
     for name, left, original in zip(("x", "gamma", "beta", "dy"), after[2:], sent, strict=True):
         expect.equal(left, original, f"{name} after a check in which forward raised")
+
+
+@trap(
+    catches="gradient_check reports errors under each other's names",
+    severity="major",
+    story="The names stand in another order than the inputs.",
+    mutant=edit('("dx", "dgamma", "dbeta")', '("dx", "dbeta", "dgamma")'),
+    also=[
+        edit('("dx", "dgamma", "dbeta")', names)
+        for names in ('("dgamma", "dx", "dbeta")', '("dgamma", "dbeta", "dx")')
+    ],
+    control=right_passes,
+)
+def check_names_exchanged(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    for place, name in enumerate(NAMES):
+        spoiled = passes(partial(scaled, place, 1.5))
+        check_errors(gradient_errors(submission, spoiled, p), name, low=0.2)
+
+
+@trap(
+    catches="gradient_check answers the largest error alone, or errors without their names",
+    severity="major",
+    story="One number is enough for an assertion; the caller asks for three by name.",
+    mutant=edit(_RETURN, "    return max(errors.values())\n"),
+    also=[
+        edit(_RETURN, f"    return {answer}\n")
+        for answer in ("tuple(errors.values())", "list(errors.values())")
+    ],
+)
+def check_without_names(submission: Submission, rng: Rng) -> None:
+    right_passes(submission, rng)
+
+
+@trap(
+    catches="gradient_check answers arrays instead of numbers",
+    severity="minor",
+    story="An error for each direction, or a sum that kept an axis, is no number to compare.",
+    mutant=edit(_RETURN, "    return {name: np.array([e]) for name, e in errors.items()}\n"),
+    also=[edit(_RETURN, "    return {name: np.array(e) for name, e in errors.items()}\n")],
+)
+def check_answers_arrays(submission: Submission, rng: Rng) -> None:
+    right_passes(submission, rng)

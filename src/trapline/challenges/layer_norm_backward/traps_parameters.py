@@ -28,6 +28,7 @@ _FLAT = "all_dy = dy\n    dy = dy.reshape(-1, dy.shape[-1]){rows}\n"
 _FLAT += "    all_hat, x_hat = x_hat, x_hat.reshape(-1, x_hat.shape[-1]){rows}\n    "
 _BACK = "\n    dy, x_hat = all_dy, all_hat"
 _ROWS = "axis=(0, 1))"
+_GRADIENTS = "return dx.astype(dtype), dgamma.astype(dtype), dbeta.astype(dtype)"
 
 
 def _some_rows(rows: str) -> list[Mutant]:
@@ -251,12 +252,38 @@ def dgamma_normalised_twice(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Both have shape (D,), so that nothing but the numbers shows it.",
     mutant=edit(
-        "return dx.astype(dtype), dgamma.astype(dtype), dbeta.astype(dtype)",
+        _GRADIENTS,
         "return dx.astype(dtype), dbeta.astype(dtype), dgamma.astype(dtype)",
     ),
     seen=WRITTEN_BLIND,
 )
 def dgamma_and_dbeta_exchanged(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, plain(rng, (2, 3, 4)), "dgamma", "dbeta")
+
+
+def _returned(*gradients: str) -> Mutant:
+    return edit(_GRADIENTS, "return " + ", ".join(f"{g}.astype(dtype)" for g in gradients))
+
+
+@trap(
+    catches="dx is not the first of the gradients that come back",
+    severity="major",
+    story="The order of another signature, such as that of gamma, beta and x.",
+    mutant=_returned("dgamma", "dbeta", "dx"),
+    also=[_returned("dgamma", "dx", "dbeta"), _returned("dbeta", "dgamma", "dx")],
+)
+def dx_not_first(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, plain(rng, (2, 3, 4)), "dx")
+
+
+@trap(
+    catches="dgamma and dbeta come back with further axes of length one, not as (D,)",
+    severity="major",
+    story="Sums that keep the axes they were taken over broadcast as well, until they are stored.",
+    mutant=_returned("dx", "dgamma[None, None]", "dbeta[None, None]"),
+    also=[_returned("dx", "dgamma[None]", "dbeta[None]")],
+)
+def parameter_gradients_keep_axes(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, (2, 3, 4)), "dgamma", "dbeta")
 
 
