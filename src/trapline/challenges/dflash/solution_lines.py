@@ -1,5 +1,6 @@
 """Lines of the gold solution that the mutants of several trap files edit."""
 
+RANKED = "    ranked = [ranking(row, budget) for row in log_q]\n"
 PUSH = "            heapq.heappush(heap, (-(above + value), depth, parent, token, rank, above))\n"
 POP = "        negative, depth, parent, token, rank, above = heapq.heappop(heap)\n"
 INHERIT = "        mask[node + 1] = mask[parent + 1]\n"

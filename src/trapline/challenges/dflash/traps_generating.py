@@ -23,6 +23,7 @@ _JUDGED = "        path, bonus = verify_tree(tokens, parents, choices)\n"
 FRESH = "        fresh = until_end([*drafted, bonus], eos_id)[: limit - len(output)]\n"
 COUNT = "        accepted += min(len(drafted), len(fresh))\n"
 OUTPUT = "    return output, {"
+_COUNTED = "        passes += 1\n"
 _AT_AN_END = "eos_id not in output[-1:]"
 
 
@@ -187,19 +188,22 @@ def accepted_counts_the_bonus(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="`target_passes` is not the number of calls of the target",
     severity="minor",
-    story="One pass is added for a prefill that does not happen, or one is counted per token.",
+    story="One pass is added for a prefill that does not happen, or one is counted per token or "
+    "node; or only those are counted that accept something.",
     mutant=edit("    passes = accepted = 0\n", "    passes, accepted = 1, 0\n"),
+    also=[
+        edit(_COUNTED, "        passes += 2\n"),
+        edit(_COUNTED, "        passes += len(tokens) + 1\n"),
+        edit(_COUNTED, "        passes += len(tokens)\n"),
+        edit("    passes = accepted = 0\n", "    passes, accepted = -1, 0\n"),
+        edit(_COUNTED, ""),
+        edits((_COUNTED, ""), (FRESH, FRESH + "        passes += bool(path)\n")),
+    ],
 )
 def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
-    told(
-        submission,
-        rng,
-        table.perfect_draft,
-        3,
-        compare=["target_passes"],
-        max_new_tokens=8,
-        budget=3,
-    )
+    for drafts in (table.perfect_draft, table.hopeless_draft):
+        settings = {"max_new_tokens": 8, "budget": 3}
+        told(submission, rng, drafts, 3, compare=["target_passes"], **settings)
 
 
 @trap(

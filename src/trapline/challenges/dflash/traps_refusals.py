@@ -8,9 +8,9 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash.situations import VOCABULARY, WRITTEN, refused
+from trapline.challenges.dflash.solution_lines import RANKED
 
 _MASK_LENGTH = '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    count'
-_RANKED = "    ranked = [ranking(row, budget) for row in log_q]\n"
 _DRAFT = "    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n"
 _LAWS = "    if not (probs >= 0.0).all() or not (probs.max(axis=1) > 0.0).all():\n"
 _NUMBERS = "    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n"
@@ -76,8 +76,8 @@ def complex_draft_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="A slice with a negative end silently means something else.",
     mutant=edit(
-        '    budget = whole(budget, "budget", least=0)\n' + _RANKED,
-        '    budget = whole(budget, "budget", least=-99)\n' + _RANKED,
+        '    budget = whole(budget, "budget", least=0)\n' + RANKED,
+        '    budget = whole(budget, "budget", least=-99)\n' + RANKED,
     ),
     dimension="robustness",
 )
@@ -90,8 +90,8 @@ def negative_budget_accepted(submission: Submission, rng: np.random.Generator) -
     severity="minor",
     story="int(2.5) is 2 without a word.",
     mutant=edit(
-        '    budget = whole(budget, "budget", least=0)\n' + _RANKED,
-        '    budget = whole(int(budget), "budget", least=0)\n' + _RANKED,
+        '    budget = whole(budget, "budget", least=0)\n' + RANKED,
+        '    budget = whole(int(budget), "budget", least=0)\n' + RANKED,
     ),
     dimension="robustness",
 )

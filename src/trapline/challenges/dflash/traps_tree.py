@@ -13,13 +13,12 @@ from trapline.challenges.dflash.situations import (
     float_type,
     rising,
 )
-from trapline.challenges.dflash.solution_lines import POP, PUSH
+from trapline.challenges.dflash.solution_lines import POP, PUSH, RANKED
 
 # Parts of the gold solution that several mutants edit.
 SIBLING = "        offer(above, depth, parent, rank + 1)\n"
 WHILE = "    while heap and len(tokens) < budget:\n"
 TREE = "    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)\n"
-_RANKED = "    ranked = [ranking(row, budget) for row in log_q]\n"
 _BEST = '    best = candidates[np.argsort(-row[candidates], kind="stable")[:count]]\n'
 
 
@@ -58,7 +57,7 @@ def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="A fixed top-k at each depth spends the budget on prefixes that will never be reached.",
     mutant=edit(
-        _RANKED, "    ranked = [ranking(row, max(1, budget // len(log_q))) for row in log_q]\n"
+        RANKED, "    ranked = [ranking(row, max(1, budget // len(log_q))) for row in log_q]\n"
     ),
 )
 def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None:
@@ -72,7 +71,7 @@ def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None
     catches="a depth offers only a handful of its tokens, however flat it is",
     severity="major",
     story="A top-k of fixed size before the search: enough for peaked rows, wrong for flat ones.",
-    mutant=edit(_RANKED, _RANKED.replace("budget", "min(budget, 32)")),
+    mutant=edit(RANKED, RANKED.replace("budget", "min(budget, 32)")),
     seen=WRITTEN,
 )
 def siblings_cut_short(submission: Submission, rng: np.random.Generator) -> None:
@@ -121,7 +120,7 @@ def breadth_first_order(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="In one drafter the first slot is the anchor rather than a prediction; here every row is "
     "a prediction.",
-    mutant=edit(_RANKED, _RANKED.replace("in log_q", "in log_q[1:]")),
+    mutant=edit(RANKED, RANKED.replace("in log_q", "in log_q[1:]")),
 )
 def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -141,8 +140,8 @@ def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> 
 
 def _kept(key: str) -> Mutant:
     """The ranked rows are kept from call to call."""
-    kept = _RANKED.replace("ranked = ", f"ranked = _KEPT.setdefault({key}, ").rstrip("\n") + ")\n"
-    return edits((_RANKED, kept), ("def build_tree(", "_KEPT = {}\n\n\ndef build_tree("))
+    kept = RANKED.replace("ranked = ", f"ranked = _KEPT.setdefault({key}, ").rstrip("\n") + ")\n"
+    return edits((RANKED, kept), ("def build_tree(", "_KEPT = {}\n\n\ndef build_tree("))
 
 
 @trap(
@@ -289,7 +288,7 @@ def draft_rounded_to_float32(submission: Submission, rng: np.random.Generator) -
     severity="major",
     story="Log-probabilities taken for logits: rows with mass missing change weight by depth.",
     mutant=insert_before(
-        _RANKED, "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n"
+        RANKED, "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n"
     ),
 )
 def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
@@ -315,7 +314,7 @@ def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -
     catches="a budget of 0 still gives a node or fails",
     severity="minor",
     story="A budget of 0 switches speculation off and means plain decoding.",
-    mutant=insert_before(_RANKED, "    budget = max(budget, 1)\n"),
+    mutant=insert_before(RANKED, "    budget = max(budget, 1)\n"),
 )
 def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
@@ -343,7 +342,7 @@ def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
     catches="the least likely token that the budget allows at a depth is left out",
     severity="major",
     story="The count is one short, or what equals the cut of a partition is not taken.",
-    mutant=edit(_RANKED, _RANKED.replace("budget", "max(budget - 1, 1)")),
+    mutant=edit(RANKED, RANKED.replace("budget", "max(budget - 1, 1)")),
     also=[edit("np.flatnonzero(row >= cut)", "np.flatnonzero(row > cut)")],
 )
 def siblings_one_short(submission: Submission, rng: np.random.Generator) -> None:
