@@ -43,7 +43,7 @@ def story_of(
     rng: np.random.Generator, length: int = 12
 ) -> tuple[tuple[int, ...], list[int], int, oracle.Law]:
     """A prompt, the target's continuation, an EOS that it does not generate, and the target."""
-    eos = int(rng.integers(VOCABULARY))
+    eos = int(rng.integers(VOCABULARY)) or 1  # an EOS of id 0 has a trap of its own
     others = [token for token in range(VOCABULARY) if token != eos]
     prompt = tuple(int(rng.choice(others)) for _ in range(3))
     script = [int(rng.choice(others)) for _ in range(length)]

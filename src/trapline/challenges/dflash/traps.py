@@ -5,6 +5,7 @@ choices, probabilities and masks: 0 is the root, i + 1 is node i.
 """
 
 from trapline.challenges.dflash import (
+    traps_bounds,
     traps_committing,
     traps_corners,
     traps_generating,
@@ -36,4 +37,5 @@ PARTS = (
     traps_slips,
     traps_refusals,
     traps_shapes,
+    traps_bounds,
 )

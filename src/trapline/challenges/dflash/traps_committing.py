@@ -99,6 +99,7 @@ def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
         "    below = kv[..., np.array(nodes) + first, :]\n"
         "    return np.concatenate([kv[..., :first, :], below], axis=-2)\n",
     ),
+    also=[edit(_ROWS, "    if not nodes:\n        raise ValueError('nothing accepted')\n" + _ROWS)],
 )
 def empty_path_fails(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 2, 3 + 1 + 4, 2), 3, [])

@@ -11,22 +11,17 @@ from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,
     WRITTEN,
-    cache,
     distinct,
     float_type,
     rising,
     story_of,
 )
-from trapline.challenges.dflash.solution_lines import BLOCK, INHERIT, LOOP, POP, PUSH, RANKED
-from trapline.challenges.dflash.traps_committing import same_rows
-from trapline.challenges.dflash.traps_sampling import sampled
-from trapline.challenges.dflash.traps_tree import two_good_roots
+from trapline.challenges.dflash.solution_lines import BLOCK, INHERIT, LOOP, POP, PUSH
 
 _TREE = '    budget = whole(budget, "budget", least=0)\n    ranked'
 _CACHE = '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    first'
 _GENERATE = '    budget = whole(budget, "budget", least=0)\n    if'
 _MASK = '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    count'
-_FITS = "    if max(rows) >= kv.shape[-2]:\n"
 _LIMIT = '"max_new_tokens", least=0'
 
 
@@ -230,75 +225,3 @@ def zero_probability_refused(submission: Submission, rng: np.random.Generator) -
     law[0, a], law[1, b] = 1.0, 1.0
     got = submission.verify_sampled(np.array([a]), np.array([-1]), law, law[:, 0] * 0)
     table.same_verdict(got, ([0], b))
-
-
-def _above_zero(submission: Submission, rng: np.random.Generator) -> None:
-    sampled(submission, [1], [-1], _HALVES, [0.625, 0.125], ([0], 0), float_type(rng))
-
-
-_HALVES = [[0.5, 0.5], [0.5, 0.5]]
-
-
-@trap(
-    catches="a number of exactly 0 is refused by verify_sampled",
-    severity="major",
-    story="0 < u < 1 in place of 0 <= u < 1: a generator of random numbers gives 0 once in sixteen "
-    "million draws.",
-    mutant=edit("((uniforms >= 0.0) &", "((uniforms > 0.0) &"),
-    control=_above_zero,
-)
-def number_zero_refused(submission: Submission, rng: np.random.Generator) -> None:
-    sampled(submission, [1], [-1], _HALVES, [0.625, 0.0], ([0], 0), float_type(rng))
-
-
-def _later_nodes(submission: Submission, rng: np.random.Generator) -> None:
-    same_rows(submission, cache(rng, 2, 2 + 1 + 4, 3), 2, [1, 3])
-
-
-@trap(
-    catches="a path with node 0 is refused by compact",
-    severity="major",
-    story="More than 0 is asked of a node where at least 0 is meant: the likeliest node of all "
-    "cannot be committed.",
-    mutant=edit('"a node of the path", least=0', '"a node of the path", least=1'),
-    control=_later_nodes,
-)
-def first_node_refused(submission: Submission, rng: np.random.Generator) -> None:
-    same_rows(submission, cache(rng, 2, 2 + 1 + 4, 3), 2, [0, 3])
-
-
-def _one_node_left_out(submission: Submission, rng: np.random.Generator) -> None:
-    same_rows(submission, cache(rng, 2, 3 + 1 + 1, 2), 3, [])
-
-
-@trap(
-    catches="a cache that holds prefix and root alone, because the tree has no nodes, is refused",
-    severity="major",
-    story="A drafter may propose nothing; the pass then computes the root's row and no other.",
-    mutant=edit(_FITS, _FITS.replace("if ", "if kv.shape[-2] == first or ")),
-    control=_one_node_left_out,
-)
-def cache_without_nodes_refused(submission: Submission, rng: np.random.Generator) -> None:
-    same_rows(submission, cache(rng, 2, 3 + 1, 2), 3, [])
-    same_rows(submission, cache(rng, 2, 0 + 1, 2), 0, [])
-
-
-def _budget_of_two(submission: Submission, rng: np.random.Generator) -> None:
-    log_q, tokens, parents = two_good_roots(rng)
-    table.same_tree(submission, log_q, 2, (tokens[:2], parents[:2]))
-
-
-@trap(
-    catches="a budget of 1 gives an empty tree or is refused",
-    severity="major",
-    story="The smallest tree has one node, the likeliest token; a case for a budget of 0 takes it "
-    "in.",
-    mutant=edit(RANKED, "    budget = 0 if budget == 1 else budget\n" + RANKED),
-    also=[
-        edit(RANKED, "    if budget == 1:\n        raise ValueError('no tree')\n" + RANKED),
-    ],
-    control=_budget_of_two,
-)
-def budget_of_one(submission: Submission, rng: np.random.Generator) -> None:
-    log_q, tokens, parents = two_good_roots(rng)
-    table.same_tree(submission, log_q, 1, (tokens[:1], parents[:1]))
