@@ -1,6 +1,7 @@
 """Named bugs of ternary code, each in the smallest situation that shows it for every seed."""
 
 from trapline.challenges.ternary_training import (
+    traps_answers,
     traps_arguments,
     traps_model,
     traps_packing,
@@ -17,5 +18,6 @@ PARTS = (
     traps_model,
     traps_training,
     traps_trained,
+    traps_answers,
     traps_arguments,
 )
