@@ -13,6 +13,7 @@ from trapline.challenges.kv_cache.cases import (
     twins,
 )
 from trapline.challenges.kv_cache.situations import BAD, kept_in_order, layers_in_step
+from trapline.challenges.kv_cache.traps_room import GROWING, TAKE
 
 
 @trap(
@@ -199,23 +200,33 @@ def keep_nothing(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+_KEEP_WITHOUT_A_CHECK = (
+    "        if needed > len(self.free_pages) + own:\n"
+    '            raise MemoryError(f"{needed} pages needed, {len(self.free_pages) + own} free")\n',
+    "",
+)
+
+
 @trap(
-    catches="keep releases its pages and then finds no room for new ones",
+    catches="keep does not ask for room before it begins: it releases its pages and then finds no "
+    "room for new ones, or takes more than the pool has",
     severity="major",
     story="The sequence is lost, although MemoryError tells the caller to try again later.",
     mutant=edits(
-        (
-            "        if needed > len(self.free_pages) + own:\n"
-            '            raise MemoryError(f"{needed} pages needed, '
-            '{len(self.free_pages) + own} free")\n',
-            "",
-        ),
+        _KEEP_WITHOUT_A_CHECK,
         (
             "        self._shrink(seq, start)\n",
             "        self._shrink(seq, start)\n"
             "        if needed > len(self.free_pages):\n            raise MemoryError(own)\n",
         ),
     ),
+    also=[
+        edits(_KEEP_WITHOUT_A_CHECK),
+        edits(
+            _KEEP_WITHOUT_A_CHECK,
+            (TAKE, GROWING),
+        ),
+    ],
 )
 def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=3):
@@ -273,10 +284,21 @@ def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="truncate(seq, 0) does nothing",
+    catches="truncate(seq, 0) does nothing or is refused",
     severity="major",
     story="`if length:` treats 0 as absent.",
     mutant=insert_before("        self._shrink(seq, n)\n", "        n = n or self.length(seq)\n"),
+    also=[
+        edits(
+            ("or not 0 <= n <= self.length(seq)", "or not 0 < n <= self.length(seq)"),
+            (
+                "            self.truncate(seq, len(indices))\n",
+                "            self._shrink(seq, len(indices))\n"
+                "            self.counts[seq] = [len(indices)] * self.num_layers\n",
+            ),
+        ),
+        edit("or not 0 <= n <= self.length(seq)", "or not 0 < n <= self.length(seq)"),
+    ],
 )
 def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):

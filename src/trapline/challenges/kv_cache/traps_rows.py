@@ -322,14 +322,25 @@ def fork_drops_what_is_ahead(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+def _empty_fork(where: str) -> Mutant:
+    return edits(
+        (
+            "self._register(list(self.counts[seq]))",
+            f"self._register([0 if {where} else n for n in self.counts[seq]])",
+        ),
+        (
+            "        self._share(seq, child)\n",
+            f"        if not ({where}):\n            self._share(seq, child)\n",
+        ),
+    )
+
+
 @trap(
     catches="a fork starts empty",
     severity="major",
     story="The new sequence is registered, and nothing is copied or shared.",
-    mutant=edits(
-        ("self._register(list(self.counts[seq]))", "self._register([0] * self.num_layers)"),
-        ("        self._share(seq, child)\n", ""),
-    ),
+    mutant=_empty_fork("True"),
+    also=[_empty_fork("isinstance(self, DenseCache)"), _empty_fork("isinstance(self, PagedCache)")],
 )
 def fork_starts_empty(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PLAIN):
