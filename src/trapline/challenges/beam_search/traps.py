@@ -6,6 +6,7 @@ power of two, so that sums and ties are exact in every order of addition.
 """
 
 from trapline.challenges.beam_search import (
+    traps_answers,
     traps_batches,
     traps_finished,
     traps_limit,
@@ -27,4 +28,5 @@ PARTS = (
     traps_limit,
     traps_ties,
     traps_sieve,
+    traps_answers,
 )

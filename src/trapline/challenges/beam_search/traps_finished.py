@@ -288,6 +288,8 @@ def pool_in_heap_order(submission: Submission, rng: np.random.Generator) -> None
     mutant=edit(
         RESULT, RESULT.replace("self.pool", "sorted(self.pool, key=lambda h: len(h.tokens))")
     ),
+    # The pool, never sorted, then keeps its first W.
+    also=[edit(_SORT, "")],
 )
 def pool_in_order_of_entry(submission: Submission, rng: np.random.Generator) -> None:
     three_ends(submission, rng)

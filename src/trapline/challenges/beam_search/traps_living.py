@@ -406,10 +406,16 @@ def sums_of_two_beams(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="a beam carries the log-probability of its last token, not the sum of all",
+    catches="a beam carries the log-probability of its last token, not the sum of all, or nothing",
     severity="major",
-    story="The sum is overwritten by the step's own values.",
+    story="The sum is overwritten by the step's own values, or is never added to them.",
     mutant=edit(_SUMS, _SUMS.replace("[chosen]", "[chosen] - self.sums[parents]")),
+    also=[
+        edit(
+            "        totals = self.sums[:, None] + log_probs\n",
+            "        totals = log_probs.copy()\n",
+        )
+    ],
 )
 def sum_of_the_last_token(submission: Submission, rng: np.random.Generator) -> None:
     sums_of_two_beams(submission, rng)

@@ -171,6 +171,13 @@ def another_default_penalty(submission: Submission, rng: np.random.Generator) ->
     the_longer_end_wins(submission, rng)
 
 
+def without_penalty(submission: Submission, rng: np.random.Generator) -> None:
+    """The same, and the penalty is 0: the shorter one wins by its sum."""
+    E, _, table = two_ends_of_different_length(rng)
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [E], -2.0)
+
+
 @trap(
     catches="length_penalty=0.0 falls back to the default",
     severity="major",
@@ -179,9 +186,7 @@ def another_default_penalty(submission: Submission, rng: np.random.Generator) ->
     control=ordinary_search,
 )
 def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) -> None:
-    E, _, table = two_ends_of_different_length(rng)
-    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [E], -2.0)
+    without_penalty(submission, rng)
 
 
 @trap(
@@ -261,6 +266,28 @@ def probabilities_underflow(submission: Submission, rng: np.random.Generator) ->
     settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E}
     asked = by_sum(submission, rng, table, strict=True, **settings)
     best(asked, [B, C, E], -802.0)
+
+
+@trap(
+    catches="scores are made of probabilities, added or multiplied, not of log-probabilities",
+    severity="major",
+    story="What the model answers is put through exp before it is used.",
+    mutant=edit(_TOTALS, _TOTALS.replace("log_probs", "np.exp(log_probs)")),
+    also=[
+        edit(
+            _TOTALS,
+            _TOTALS.replace(
+                "log_probs", "np.where(log_probs > -np.inf, np.exp(log_probs), -np.inf)"
+            ),
+        ),
+        edits(
+            ("self.sums = np.zeros(1)", "self.sums = np.ones(1)"),
+            (_TOTALS, _TOTALS.replace("+ log_probs", "* np.exp(log_probs)")),
+        ),
+    ],
+)
+def probabilities_in_the_sum(submission: Submission, rng: np.random.Generator) -> None:
+    the_longer_end_wins(submission, rng)
 
 
 @trap(
@@ -493,12 +520,46 @@ def penalty_as_a_factor(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
+    catches="the penalty is a term, so much for every token, instead of the power of a divisor",
+    severity="major",
+    story="A reward for each word is the older way to favour long translations.",
+    mutant=edit(_SCORE, "        return total - self.length_penalty * length\n"),
+    also=[edit(_SCORE, "        return total + self.length_penalty * length\n")],
+    control=without_penalty,
+)
+def penalty_as_a_term(submission: Submission, rng: np.random.Generator) -> None:
+    the_longer_end_wins(submission, rng)
+
+
+@trap(
+    catches="base and exponent change places: the penalty is raised to the length",
+    severity="major",
+    story="n ** a and a ** n are one slip apart.",
+    mutant=edit(_SCORE, "        return total / (self.length_penalty**length or 1.0)\n"),
+    also=[edit(_SCORE, "        return total / self.length_penalty**length\n")],
+)
+def penalty_to_the_length(submission: Submission, rng: np.random.Generator) -> None:
+    under_penalty_two(submission, rng)
+
+
+@trap(
     catches="every length is one too long",
     severity="major",
     story="A token before the first one, or the next one, is counted.",
     mutant=edit(_ENTER, _ENTER.replace("self.length", "self.length + 1")),
 )
 def length_one_too_long(submission: Submission, rng: np.random.Generator) -> None:
+    the_longer_end_wins(submission, rng)
+
+
+@trap(
+    catches="every length is one too short",
+    severity="major",
+    story="The length is that of the prefix before the last token.",
+    mutant=edit(_ENTER, _ENTER.replace("self.length", "max(self.length - 1, 1)")),
+    also=[edit(_SCORE, _SCORE.replace("length**", "max(length - 1, 1) ** "))],
+)
+def length_one_too_short(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 

@@ -40,9 +40,11 @@ def _sieve(grouped: str, candidates: str, *, least: str = "count", rank: str = "
 def _only_these(
     submission: Submission, rng: np.random.Generator, first: dict[int, float], width: int
 ) -> None:
-    """One step in which these tokens are the possible ones."""
-    settings: dict[str, Any] = {"beam_width": width, "max_new_tokens": 1, "eos_id": _END}
-    tables: dict[lm.Prefix, Table] = {prompt_of(rng): {(): first}}
+    """These are the possible first tokens, and the end comes next. The limit is one step later:
+    bugs of the limit do not show."""
+    settings: dict[str, Any] = {"beam_width": width, "max_new_tokens": 3, "eos_id": _END}
+    ends: Table = {(token,): {_END: -1.0} for token in first}
+    tables: dict[lm.Prefix, Table] = {prompt_of(rng): {(): first, **ends}}
     lm.run_tables(submission, _VOCABULARY, tables, **settings, length_penalty=0.0, strict=True)
 
 

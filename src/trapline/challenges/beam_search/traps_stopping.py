@@ -287,6 +287,7 @@ def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="An off-by-one error of the limit in the other direction.",
     mutant=edit("== self.rules.max_new_tokens:\n", ">= self.rules.max_new_tokens - 1:\n"),
+    also=[edit("== self.rules.max_new_tokens:\n", "== self.rules.max_new_tokens - 1:\n")],
 )
 def one_token_short(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
