@@ -489,3 +489,35 @@ def tokens_numbered_without_eos(submission: Submission, rng: np.random.Generator
     table: Table = {(): {A: -2.0, B: -1.0}, (A,): {E: -1.0}, (B,): {E: -1.0}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [B, E], -1.0)
+
+
+@trap(
+    catches="a new token is put in front of the tokens before it",
+    severity="major",
+    story="The parts of a sum of lists are exchanged.",
+    mutant=edit(
+        "            self.beams[parent] + [token]\n", "            [token] + self.beams[parent]\n"
+    ),
+)
+def tokens_in_reverse(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
+
+
+@trap(
+    catches="the generated tokens stand before the prompt in what the model is given",
+    severity="major",
+    story="The parts of a sum of lists are exchanged.",
+    mutant=edit("[self.prompt + tokens for", "[tokens + self.prompt for"),
+)
+def prompt_behind_its_tokens(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
+
+
+@trap(
+    catches="an end is rated by its own log-probability, without those of the tokens before it",
+    severity="major",
+    story="The model's row goes to the pool instead of the sums.",
+    mutant=edit("self._finish(totals[", "self._finish(log_probs["),
+)
+def end_rated_alone(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
