@@ -7,6 +7,7 @@ from trapline.challenges.flash_attention_forward import (
     traps_heads,
     traps_masks,
     traps_numbers,
+    traps_results,
     traps_scale,
     traps_softmax,
     traps_tiles,
@@ -20,6 +21,7 @@ PARTS = (
     traps_scale,
     traps_heads,
     traps_arrays,
+    traps_results,
     traps_numbers,
     traps_edges,
 )

@@ -34,6 +34,11 @@ def full_square(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=8).draw(rng), tile=4)
 
 
+def one_query_a_tile(submission: Submission, rng: np.random.Generator) -> None:
+    """Every tile is hidden as a whole or visible as a whole."""
+    attends(submission, *Shape(T=8, S=10).draw(rng), causal=True, tile=1)
+
+
 def ungrouped_heads(submission: Submission, rng: np.random.Generator) -> None:
     """Causal attention of two heads, each with its own keys."""
     attends(submission, *Shape(H=2, G=2, T=5, S=5).draw(rng), causal=True, tile=3)
@@ -64,6 +69,19 @@ def always_causal(submission: Submission, rng: np.random.Generator) -> None:
 )
 def diagonal_tile_unmasked(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
+
+
+@trap(
+    catches="causal attention hides keys only by skipping whole tiles: nothing is masked in the "
+    "tiles that the diagonal crosses",
+    severity="major",
+    story="A query sees all keys that any query of its tile sees; with a tile of one it is right.",
+    mutant=edit(_WHEN, "if False:"),
+    also=[edits((_WHEN, "if False:"), (COLUMNS, _WHOLE_COLUMNS))],
+    control=one_query_a_tile,
+)
+def only_whole_tiles_hidden(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=10).draw(rng), causal=True, tile=4)
 
 
 @trap(

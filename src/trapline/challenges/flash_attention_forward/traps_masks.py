@@ -36,6 +36,7 @@ def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
     story="triu(k=2) instead of triu(k=1): the training loss falls quickly because the target is "
     "visible.",
     mutant=edit("position, position + rows", "position + 1, position + 1 + rows"),
+    also=[edit("start + S - T, causal", "start + S - T + 1, causal")],
 )
 def causal_sees_next_key(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=6, S=6).draw(rng)

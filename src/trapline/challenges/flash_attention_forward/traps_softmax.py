@@ -24,6 +24,11 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
     story="A published comparison calls this the most common bug of open implementations and says "
     "that forward tests cannot see it; with two tiles they can.",
     mutant=edit("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))"),
+    also=[
+        # Before the first key the maximum is −inf, and 0 · exp(∞) is not a number.
+        edit("np.exp(peak - origin)", "np.exp(origin - peak)"),
+        edits(("np.exp(peak - origin)", "np.exp(origin - peak)"), ("total > 0", "peak > -np.inf")),
+    ],
     seen="a published comparison, which calls it the most common bug",
 )
 def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
