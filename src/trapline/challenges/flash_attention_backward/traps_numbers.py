@@ -32,6 +32,11 @@ from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, a
     severity="major",
     story="Said to show only in the backward pass; with two tiles it shows in out and in lse.",
     mutant=edit("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))"),
+    also=[
+        # Before the first key the maximum is −inf, and 0 · exp(∞) is not a number.
+        edit("np.exp(peak - origin)", "np.exp(origin - peak)"),
+        edits(("np.exp(peak - origin)", "np.exp(origin - peak)"), ("total > 0", "peak > -np.inf")),
+    ],
 )
 def forward_rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [0.0, 0.0, 1.0, 1.0, 3.0, 3.0], 3, False)
