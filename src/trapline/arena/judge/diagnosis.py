@@ -28,7 +28,9 @@ from trapline.arena.process.transcript import Transcript
 from trapline.arena.record import CheckResult
 
 #: So many candidates are compared by their answers, with all their forms, and on so many checks.
+#: Bugs that fail nearly the same checks, such as all of them, count as one.
 MOST_CANDIDATES = 16
+SAME_PATTERN = 0.9
 MOST_CHECKS = 12
 #: Checks beyond those of the dictionary on which a confirmed cause is compared.
 MOST_ECHOES = 40
@@ -55,7 +57,7 @@ LEAST_OF_ENDS = 0.5
 #: Exceptions by which a contract refuses; an answer that refuses too much raises them on purpose.
 REFUSALS = ("raises ValueError", "raises TypeError")
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
-QUICK_RUNS = 120
+QUICK_RUNS = 150
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
 ECHO = 0.25
 
@@ -338,9 +340,20 @@ class Diagnoser:
         )
 
     def _best_by_fit(self) -> list[str]:
-        """The forms of the bugs that fit best: the forms of one bug take no other's place."""
+        """The forms of the bugs that fit best: the forms of one bug take no other's place, and
+        bugs that fail nearly the same checks share one."""
         ordered = self._by_fit()
-        traps = list(dict.fromkeys(self.forms[form] for form in ordered))[:MOST_CANDIDATES]
+        traps: set[str] = set()
+        patterns: list[frozenset[str]] = []
+        for form in ordered:
+            fails, own = self.patterns.fails(form), self.forms[form]
+            if own in traps:
+                continue
+            if not any(_overlap(fails, other) >= SAME_PATTERN for other in patterns):
+                patterns.append(fails)
+            if len(patterns) > MOST_CANDIDATES:
+                break
+            traps.add(own)
         return [form for form in ordered if self.forms[form] in traps]
 
     def _fit(self, form: str) -> float:
@@ -529,6 +542,10 @@ class Diagnoser:
             return False
         is_refusal = self.failures[own].end[0] in REFUSALS
         return not is_refusal or not self._alike_ends(own) <= self.patterns.fails(cause)
+
+
+def _overlap(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / len(one | other)
 
 
 def diagnose(

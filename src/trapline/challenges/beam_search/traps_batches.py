@@ -402,6 +402,16 @@ def prefix_without_its_prompt(submission: Submission, rng: np.random.Generator) 
 
 
 @trap(
+    catches="the generated tokens stand before the prompt in what the model is given",
+    severity="major",
+    story="The parts of a sum of lists are exchanged.",
+    mutant=edit("[self.prompt + tokens for", "[tokens + self.prompt for"),
+)
+def prompt_behind_its_tokens(submission: Submission, rng: np.random.Generator) -> None:
+    prefixes_matter(submission, rng, [prompt_of(rng)])
+
+
+@trap(
     catches="the model is given only the last token of each beam",
     severity="major",
     story="The habit of decoders with a cache; this model keeps no state.",

@@ -504,16 +504,6 @@ def tokens_in_reverse(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="the generated tokens stand before the prompt in what the model is given",
-    severity="major",
-    story="The parts of a sum of lists are exchanged.",
-    mutant=edit("[self.prompt + tokens for", "[tokens + self.prompt for"),
-)
-def prompt_behind_its_tokens(submission: Submission, rng: np.random.Generator) -> None:
-    sums_of_two_beams(submission, rng)
-
-
-@trap(
     catches="an end is rated by its own log-probability, without those of the tokens before it",
     severity="major",
     story="The model's row goes to the pool instead of the sums.",

@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.judge.traps import Mutant, edit, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import BLIND, ordinary_search, prompt_of
-from trapline.challenges.beam_search.solution_lines import EXPAND
 from trapline.challenges.beam_search.table import Table
 
 #: A prime: groups of any size leave a rest.
@@ -56,13 +55,6 @@ def _only_these(
     mutant=_sieve(_STRIDED, "np.flatnonzero(values > floor)"),
     also=[
         _sieve(_IN_A_ROW, "np.flatnonzero(values > floor)"),
-        # Each live beam's continuations are a group.
-        insert_before(
-            EXPAND,
-            "        tops = np.sort(totals.max(axis=1))[::-1]\n"
-            "        if len(tops) >= self.rules.beam_width:\n"
-            "            totals[totals <= tops[self.rules.beam_width - 1]] = -np.inf\n",
-        ),
         *(
             _sieve(grouped, "np.flatnonzero(values >= floor)", rank="max(count - 1, 1)")
             for grouped in (_STRIDED, _IN_A_ROW)

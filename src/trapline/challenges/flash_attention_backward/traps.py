@@ -1,6 +1,7 @@
 """Bugs of the backward pass of tiled attention, each in its smallest situation."""
 
 from trapline.challenges.flash_attention_backward import (
+    traps_answers,
     traps_arrays,
     traps_both,
     traps_edges,
@@ -11,7 +12,6 @@ from trapline.challenges.flash_attention_backward import (
     traps_merging,
     traps_numbers,
     traps_ranges,
-    traps_results,
     traps_shapes,
     traps_strides,
     traps_tiles,
@@ -28,7 +28,7 @@ PARTS = (
     traps_ranges,
     traps_strides,
     traps_forward,
-    traps_results,
+    traps_answers,
     traps_memory,
     traps_merging,
     traps_tiles,

@@ -1,13 +1,13 @@
 """Bugs of tiled attention, each with the smallest situation that provokes it."""
 
 from trapline.challenges.flash_attention_forward import (
+    traps_answers,
     traps_arrays,
     traps_causal,
     traps_edges,
     traps_heads,
     traps_masks,
     traps_numbers,
-    traps_results,
     traps_scale,
     traps_softmax,
     traps_tiles,
@@ -21,7 +21,7 @@ PARTS = (
     traps_scale,
     traps_heads,
     traps_arrays,
-    traps_results,
+    traps_answers,
     traps_numbers,
     traps_edges,
 )
