@@ -16,7 +16,7 @@ SEED = 20261117
 
 
 #: The quick suite starts one sandbox for every so many named mutants.
-STEP = 30
+STEP = 60
 
 
 def quick(checks, challenge):
@@ -31,7 +31,8 @@ def problems(outcomes):
 def test_right_answers_pass_and_controls_fail(name, monkeypatch):
     """In the sandbox: all right answers, all controls and a sample of the named mutants.
 
-    Checks that train for seconds are asked of the gold solution, which is graded as a whole.
+    The gold solution is graded as a whole, which asks it every check, those that train for seconds
+    too; it need not be asked again.
     """
     # Beside other tests no timing settles: a few rounds are enough to see that speed counts.
     monkeypatch.setattr(measure, "MOST_ROUNDS", 1)
@@ -40,12 +41,12 @@ def test_right_answers_pass_and_controls_fail(name, monkeypatch):
     challenge = load(name)
     certifier = Certifier(challenge, choose_level(), seed=SEED)
     certifier.checks = quick(certifier.checks, challenge)
-    subjects = certifier.subjects(mechanical=False)
+    _gold, *subjects = certifier.subjects(mechanical=False)
     named = sum(len(trap.forms) for trap in challenge.traps)
     outcomes = [subject() for subject in (*subjects[:-named], *subjects[-named::STEP])]
     assert problems(outcomes) == []
     kinds = Counter(outcome.kind for outcome in outcomes)
-    assert kinds["right"] >= 3
+    assert kinds["right"] >= 2
     assert kinds["control"] == 4
     assert kinds["named"] >= len(challenge.traps) // STEP
     assert kinds["dimensions"] == 1

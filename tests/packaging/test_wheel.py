@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CHALLENGE = "beam_search"
+CHALLENGE = "dflash"
 
 
 @pytest.fixture(scope="module")

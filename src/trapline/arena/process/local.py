@@ -246,6 +246,14 @@ def _plain_copy(value: Any, depth: int = 0) -> Any:
             return value.copy()
     elif kind in (tuple, list) and depth < _MOST_DEPTH and len(value) <= _MOST_ITEMS:
         return kind([_plain_copy(item, depth + 1) for item in value])
+    elif kind is dict and depth < _MOST_DEPTH and len(value) <= _MOST_ITEMS:
+        return {_plain_key(key): _plain_copy(item, depth + 1) for key, item in value.items()}
+    raise _NotPlainError
+
+
+def _plain_key(key: Any) -> Any:
+    if type(key) is str:
+        return key
     raise _NotPlainError
 
 
