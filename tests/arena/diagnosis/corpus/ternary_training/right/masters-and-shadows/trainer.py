@@ -85,7 +85,10 @@ def _keep_back(windows, vocab, rng):
     held = max(1, len(windows) // 10) if len(windows) > 2 else 0
     sizes = np.array([len(windows[place]) for place in order[:held]], dtype=np.int64)
     held = int(np.searchsorted(np.cumsum(sizes) - sizes, min(JUDGED_TOKENS, JUDGED_CELLS // vocab)))
-    return [windows[place] for place in order[held:]], [windows[place] for place in order[:held]]
+    judged = [windows[place] for place in order[:held]]
+    kept_back = {window.tobytes() for window in judged}  # copies of them would flatter every state
+    rest = [window for window in windows if window.tobytes() not in kept_back]
+    return (rest, judged) if rest else (windows, [])
 
 
 class Batch:
