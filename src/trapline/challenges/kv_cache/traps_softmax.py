@@ -280,21 +280,39 @@ def attend_reads_layer_zero(submission: Submission, rng: Rng) -> None:
     check_attention(twin.cache.attend(seq, 1, q), q, k, v)
 
 
+def _starts_over(block: int) -> Mutant:
+    """Each block of so many queries begins with the first one's mask."""
+    return edit(
+        "    last_visible = np.arange(n)[:, None] + (positions - n)\n",
+        f"    last_visible = np.arange(n)[:, None] % {block} + (positions - n)\n",
+    )
+
+
+def few_queries(submission: Submission, rng: Rng) -> None:
+    """One block of queries, whatever its size."""
+    _attends(submission, rng)
+
+
+def _attends_many(submission: Submission, rng: Rng) -> None:
+    """More queries than a block of 512 holds."""
+    twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=38)
+    k, v, q = twin.rows(600), twin.rows(600), twin.queries(560)
+    seq = twin.add()
+    twin.put(seq, 0, k, v)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v, "attend of 560 queries")
+
+
 @trap(
     catches="the causal mask starts anew with every block of queries",
     severity="major",
     story="Queries behind the first block of 64 are masked as if they were the first ones.",
-    mutant=edit(
-        "    last_visible = np.arange(n)[:, None] + (positions - n)\n",
-        "    last_visible = np.arange(n)[:, None] % 64 + (positions - n)\n",
-    ),
+    mutant=_starts_over(64),
+    also=[_starts_over(block) for block in (128, 256, 512, 32)],
+    seen=BLIND,
+    control=few_queries,
 )
 def mask_restarts_with_every_block(submission: Submission, rng: Rng) -> None:
-    twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=9)
-    k, v, q = twin.rows(130), twin.rows(130), twin.queries(128)
-    seq = twin.add()
-    twin.put(seq, 0, k, v)
-    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+    _attends_many(submission, rng)
 
 
 def _masked_as_the_last(block: int) -> Mutant:
@@ -305,11 +323,6 @@ def _masked_as_the_last(block: int) -> Mutant:
         f"    left = np.minimum({block}, n - index // {block} * {block})\n"
         f"    last_visible = positions - left + index % {block}\n",
     )
-
-
-def few_queries(submission: Submission, rng: Rng) -> None:
-    """One block of queries, whatever its size."""
-    _attends(submission, rng)
 
 
 @trap(
@@ -324,11 +337,7 @@ def few_queries(submission: Submission, rng: Rng) -> None:
     control=few_queries,
 )
 def blocks_masked_as_the_last(submission: Submission, rng: Rng) -> None:
-    twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=38)
-    k, v, q = twin.rows(600), twin.rows(600), twin.queries(560)
-    seq = twin.add()
-    twin.put(seq, 0, k, v)
-    check_attention(twin.cache.attend(seq, 0, q), q, k, v, "attend of 560 queries")
+    _attends_many(submission, rng)
 
 
 def _shared_maximum(axes: str) -> Mutant:

@@ -54,12 +54,30 @@ _CENTRAL = "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)"
     ),
 )
 def check_needs_every_element(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, (4, 16, 8))  # 512 elements
+    _counts_calls(submission, problem(rng, (4, 16, 8)))  # 512 elements
+
+
+def _counts_calls(submission: Submission, p: Problem) -> None:
     checked = passes()
     gradient_errors(submission, checked, p)
     limit = 8 * p.x.shape[-1] + 256
     calls = len(checked.forward.calls)
     expect.that(calls <= limit, f"forward was called {calls} times; {limit} are allowed")
+
+
+@trap(
+    catches="the check takes so many directions that a narrow x has more calls of forward than are "
+    "allowed, whatever the number of its elements",
+    severity="minor",
+    story="8 · D + 256 calls are many for a wide x; for D = 4 they are 288.",
+    seen=WRITTEN_BLIND,
+    control=right_passes,
+    mutant=edit("range(DIRECTIONS)", "range(64)"),
+    also=[edit("range(DIRECTIONS)", f"range({count})") for count in (96, 128)],
+)
+def check_of_too_many_directions(submission: Submission, rng: Rng) -> None:
+    """So few elements that one pair of calls for each is allowed."""
+    _counts_calls(submission, problem(rng, (2, 3, 4)))
 
 
 @trap(
