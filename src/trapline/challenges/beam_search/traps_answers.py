@@ -257,3 +257,22 @@ def _without_any(found: str) -> Mutant:
 )
 def nothing_found_is_something(submission: Submission, rng: np.random.Generator) -> None:
     _one_way(submission, rng, -np.inf)
+
+
+_SCORE = "        return total / length**self.length_penalty\n"
+
+
+@trap(
+    catches="scores are rounded to float32",
+    severity="minor",
+    story="The score is taken out of an array of the model's dtype.",
+    mutant=_pairs("(h.tokens, float(np.float32(h.score)))"),
+    also=[
+        edit(_SCORE, "        return float(np.float32(total / length**self.length_penalty))\n"),
+        edit(_SCORE, "        return np.float32(total / length**self.length_penalty)\n"),
+    ],
+    control=lambda submission, rng: _one_score(submission, rng, -1.5),
+)
+def scores_in_float32(submission: Submission, rng: np.random.Generator) -> None:
+    # As a sum it is 0 and a remainder, so that sums in float32 are seen, too.
+    _one_score(submission, rng, -1.0 - 2.0**-30)

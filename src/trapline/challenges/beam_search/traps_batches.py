@@ -24,6 +24,7 @@ from trapline.challenges.beam_search.table import Table
 _PREFIXES = "        return [self.prompt + tokens for tokens in self.beams]\n"
 _ADVANCE = "        search.advance(log_probs[first:last])\n"
 _MOVE_ON = _ADVANCE + "        first = last\n"
+_WHILE = "    while any(search.beams for search in searches):\n"
 
 
 def unlike_neighbours(rng: np.random.Generator) -> tuple[int, dict[lm.Prefix, Table]]:
@@ -54,10 +55,14 @@ def alone_and_together(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    catches="all prompts stop when the first one is done",
+    catches="all prompts stop when one of them is done",
     severity="critical",
     story="A stop test over the whole batch coupled prompts that do not belong together.",
     mutant=edit("    while any(", "    while searches and all("),
+    also=[
+        edit(_WHILE, _WHILE.replace("any(search.beams for search in searches)", one))
+        for one in ("searches[0].beams", "searches[-1].beams", "searches and searches[-1].beams")
+    ],
     seen="a public issue: huggingface/transformers#38778",
 )
 def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) -> None:
@@ -206,6 +211,57 @@ def rows_shift_in_the_last_step(submission: Submission, rng: np.random.Generator
     }
     settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E, "strict": True}
     lm.run_tables(submission, VOCABULARY, tables, **settings)
+
+
+@trap(
+    catches="every prompt gets the first rows of the model's answer, or the last",
+    severity="major",
+    story="The offset does not move on.",
+    mutant=_moved_on("= 0"),
+    also=[edit(_ADVANCE, _ADVANCE.replace("first:last", "-len(search.beams) :"))],
+    control=ordinary_search,
+)
+def same_rows_for_all_prompts(submission: Submission, rng: np.random.Generator) -> None:
+    as_many_beams_each(submission, rng)
+
+
+def _two_lengths(submission: Submission, rng: np.random.Generator, prompts: int) -> None:
+    """W = 1 and up to two prompts: the first is longer, and greater than the second."""
+    E, A, B = tokens(rng, 3)
+    tables: dict[lm.Prefix, Table] = {
+        prompt_of(rng, length=4, first=101): {(): {A: -1.0}, (A,): {E: -1.0}},
+        prompt_of(rng, length=3, first=100): {(): {B: -2.0}, (B,): {E: -3.0}},
+    }
+    chosen = dict([*tables.items()][:prompts])
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, chosen, **settings)
+
+
+@trap(
+    catches="prefixes are given to the model in another order than its rows are read in",
+    severity="major",
+    story="Any order is allowed; the rows then come in that order, too.",
+    mutant=insert_before(CALL, "    prefixes = prefixes[::-1]\n"),
+    also=[insert_before(CALL, "    prefixes = sorted(prefixes, key=len)\n")],
+    control=lambda submission, rng: _two_lengths(submission, rng, 1),
+)
+def rows_of_another_order(submission: Submission, rng: np.random.Generator) -> None:
+    _two_lengths(submission, rng, 2)
+
+
+@trap(
+    catches="only the first prompt of a batch is searched, or answered",
+    severity="major",
+    story="Code for one prompt is wrapped in a list.",
+    mutant=edit("for search in searches if search.beams]", "for search in searches[:1]]"),
+    also=[
+        edit(RETURN, RETURN.replace("in searches", "in searches[:1]")),
+        edit("for prompt in prompts]\n", "for prompt in list(prompts)[:1]]\n"),
+    ],
+    control=lambda submission, rng: _two_lengths(submission, rng, 1),
+)
+def only_the_first_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    _two_lengths(submission, rng, 2)
 
 
 @trap(

@@ -481,3 +481,65 @@ def end_costs_nothing(submission: Submission, rng: np.random.Generator) -> None:
     table = {(): {E: -3.0, A: -1.0}, (A,): {E: -1.0}}
     asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
     best(asked, [A, E], -2.0)
+
+
+def _of_one_step(best_of: str) -> Mutant:
+    """Which of a step's ends enter the pool."""
+    return edit("possible = np.flatnonzero(totals > -np.inf)", f"possible = {best_of}")
+
+
+@trap(
+    catches="of the hypotheses that end in one step only the best enters the pool",
+    severity="major",
+    story="One end a step is looked for, by its maximum.",
+    mutant=_of_one_step("np.flatnonzero((totals == totals.max()) & (totals > -np.inf))"),
+    also=[
+        _of_one_step("np.flatnonzero((totals == totals.max()) & (totals > -np.inf))[:1]"),
+        _of_one_step("np.flatnonzero(totals == totals.max())"),
+    ],
+)
+def one_end_a_step(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {E: -1.0}, (B,): {E: -0.5}}
+    by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+
+
+def _finished_late(ends: str) -> Mutant:
+    """The ends of a step, behind the choice of the beams of the next one."""
+    return edits(
+        (_FINISH, "        ends = totals[:, self.rules.eos_id].copy()\n"),
+        (
+            "        self._expand(totals)\n",
+            f"        self._expand(totals)\n        self._finish({ends})\n",
+        ),
+    )
+
+
+@trap(
+    catches="EOS is appended to the beams of the next step instead of to those that ended",
+    severity="major",
+    story="The list of beams has already been replaced when the ends are collected.",
+    mutant=_finished_late("ends[: len(self.beams)]"),
+    also=[_finished_late("ends")],
+)
+def ends_of_the_next_beams(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -3.0, A: -1.0, B: -2.0}, (A,): {E: -1.0}, (B,): {E: -0.5}}
+    by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+
+
+_ENDED = "        self._enter([ended[beam] for beam in possible], totals[possible])\n"
+
+
+@trap(
+    catches="where a beam cannot end, the ends of those behind it get another beam's sum or tokens",
+    severity="major",
+    story="One of two lists that belong together is filtered.",
+    mutant=edit(_ENDED, _ENDED.replace("totals[possible]", "totals[: len(possible)]")),
+    also=[edit(_ENDED, _ENDED.replace("for beam in possible", "for beam in range(len(possible))"))],
+    control=ordinary_search,
+)
+def ends_shift_past_a_beam(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C = tokens(rng, 4)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {C: -4.0}, (B,): {E: -0.5}}
+    by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, strict=True)

@@ -333,6 +333,11 @@ _OF_POSSIBLE = (
     control=ordinary_search,
 )
 def tie_left_to_a_partition(submission: Submission, rng: np.random.Generator) -> None:
+    many_equals(submission, rng)
+
+
+def many_equals(submission: Submission, rng: np.random.Generator) -> None:
+    """W = 45 of 119 continuations with four different sums."""
     vocabulary = 120
     E = int(rng.integers(60, vocabulary))
     values = rng.choice([-1.0, -1.5, -2.0, -2.5], vocabulary).tolist()
@@ -340,6 +345,20 @@ def tie_left_to_a_partition(submission: Submission, rng: np.random.Generator) ->
     settings: dict[str, Any] = {"beam_width": 45, "max_new_tokens": 1, "eos_id": E}
     asked = lm.run_tables(submission, vocabulary, {prompt_of(rng): table}, strict=True, **settings)
     expect.that(len(asked.hypotheses[0]) == 45, f"{len(asked.hypotheses[0])} hypotheses for W = 45")
+
+
+@trap(
+    catches="a sort that is not stable decides which of many equal continuations live",
+    severity="minor",
+    story="NumPy's default sort promises nothing about the order of equals.",
+    mutant=edit('values[candidates], kind="stable")', "values[candidates])"),
+    also=[
+        edit('values[candidates], kind="stable")', 'values[candidates], kind="heapsort")'),
+    ],
+    control=ordinary_search,
+)
+def tie_left_to_an_unstable_sort(submission: Submission, rng: np.random.Generator) -> None:
+    many_equals(submission, rng)
 
 
 @trap(
@@ -511,3 +530,138 @@ def tokens_in_reverse(submission: Submission, rng: np.random.Generator) -> None:
 )
 def end_rated_alone(submission: Submission, rng: np.random.Generator) -> None:
     sums_of_two_beams(submission, rng)
+
+
+_SPLIT = "        parents, tokens = np.divmod(chosen, totals.shape[1])\n"
+_TOTALS = "        totals = self.sums[:, None] + log_probs\n"
+
+
+@trap(
+    catches="places in the flattened sums are split wrongly into parent and token: divided by the "
+    "number of beams, or quotient and rest exchanged",
+    severity="major",
+    story="Rows are beams and columns are tokens; the divisor is the length of a row.",
+    mutant=edit(_SPLIT, _SPLIT.replace("shape[1]", "shape[0]")),
+    also=[
+        edit(_SPLIT, _SPLIT.replace("totals.shape[1]", "self.rules.beam_width")),
+        edit(_SPLIT, _SPLIT.replace("parents, tokens", "tokens, parents")),
+    ],
+)
+def places_split_wrongly(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
+
+
+@trap(
+    catches="what is appended to a beam is not the token: its parent's number, or its place among "
+    "the chosen or in the flattened sums",
+    severity="major",
+    story="Several indices are at hand where a beam grows.",
+    mutant=edit(
+        "            self.beams[parent] + [token]\n", "            self.beams[parent] + [parent]\n"
+    ),
+    also=[
+        edit(_GROWN, _GROWN.replace("tokens.tolist()", numbers))
+        for numbers in ("range(len(chosen))", "chosen.tolist()")
+    ],
+)
+def another_index_appended(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
+
+
+@trap(
+    catches="the sums stand in another order than their beams",
+    severity="major",
+    story="One of two lists that belong together is sorted.",
+    mutant=edit(_SUMS, "        self.sums = np.sort(totals.ravel()[chosen])\n"),
+    also=[
+        edit(_SUMS, _SUMS.replace("[chosen]", "[np.sort(chosen)]")),
+        edit(_SUMS, _SUMS.replace("[chosen]", "[chosen[::-1]]")),
+    ],
+)
+def sums_in_another_order(submission: Submission, rng: np.random.Generator) -> None:
+    A, B, C, E = rising_tokens(rng, 4)
+    table = {(): {A: -2.0, B: -1.0}, (A,): {C: -0.5}, (B,): {C: -3.0}, (A, C): {E: -1.0}}
+    by_sum(submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E)
+
+
+@trap(
+    catches="the beams' sums are added along the vocabulary instead of to their rows",
+    severity="major",
+    story="Without a second axis NumPy lines the sums up with the last one.",
+    mutant=edit(_TOTALS, _TOTALS.replace("[:, None]", "")),
+)
+def sums_along_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
+
+
+@trap(
+    catches="live beams are numbered worst first",
+    severity="major",
+    story="An ascending sort: ties go to the wrong parent, and the stop test meets the worst beam.",
+    mutant=edit("np.argsort(-values[candidates]", "np.argsort(values[candidates]"),
+    also=[edit(_CHOSEN, "    return candidates[order[:count]][::-1]\n")],
+    control=ordinary_search,
+)
+def beams_worst_first(submission: Submission, rng: np.random.Generator) -> None:
+    A, B, E = rising_tokens(rng, 3)
+    table = {(): {A: -2.0, B: -1.0}, (A,): {E: -2.0}, (B,): {E: -3.0}}
+    asked = by_sum(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [B, E], -4.0)
+
+
+def _cut_to(width: str) -> Mutant:
+    return edit(EXPAND, EXPAND.replace("self.rules.beam_width", f"min({width})"))
+
+
+@trap(
+    catches="no more beams live than the vocabulary has tokens, though W is larger",
+    severity="major",
+    story="W is cut to what the first step can give, and stays cut.",
+    mutant=_cut_to("self.rules.beam_width, totals.shape[1]"),
+    also=[_cut_to("self.rules.beam_width, totals.shape[1] - 1")],
+    control=ordinary_search,
+)
+def width_cut_to_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = (int(t) for t in rng.permutation(3))
+    table: Table = {(): {A: -1.0, B: -1.5}, (A,): {A: -1.0, B: -2.0}, (B,): {A: -1.0, B: -2.25}}
+    settings: dict[str, Any] = {"beam_width": 4, "max_new_tokens": 2, "eos_id": E, "strict": True}
+    lm.run_tables(submission, 3, {prompt_of(rng): table}, **settings)
+
+
+def _beside_a_strong_beam(submission: Submission, rng: np.random.Generator, weak: float) -> None:
+    """The pool is full when [A, C] has -1.5; [B, C] enters it only if its last token is likely."""
+    E, A, B, C = tokens(rng, 4)
+    table = {
+        (): {E: -3.0, A: -1.0, B: -2.0},
+        (A,): {E: -1.0, C: -0.5},
+        (B,): {C: weak},
+        (A, C): {E: -0.5},
+        (B, C): {E: -4.0},
+    }
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 4, "eos_id": E}
+    by_sum(submission, rng, table, strict=True, count_calls=True, **settings)
+
+
+def _pruned(keeps: str) -> Mutant:
+    """Beams that cannot enter the pool are dropped one by one."""
+    return edit(
+        "        elif self._is_settled():\n            self.beams = []\n",
+        "        elif self._is_settled():\n            self.beams = []\n"
+        "        elif len(self.pool) == self.rules.beam_width:\n"
+        "            bounds = [self.rules.best_possible(s, self.length) for s in self.sums]\n"
+        f"            kept = [n for n, b in enumerate(bounds) if b {keeps} self.pool[-1].score]\n"
+        "            self.beams = [self.beams[n] for n in kept]\n"
+        "            self.sums = self.sums[kept]\n",
+    )
+
+
+@trap(
+    catches="single beams that can no longer enter the pool are left out of the model's calls",
+    severity="minor",
+    story="The contract lets a prompt stop, not a beam: the W best live until then.",
+    mutant=_pruned(">"),
+    also=[_pruned(">=")],
+    control=lambda submission, rng: _beside_a_strong_beam(submission, rng, -0.5),
+)
+def hopeless_beams_dropped(submission: Submission, rng: np.random.Generator) -> None:
+    _beside_a_strong_beam(submission, rng, -2.0)

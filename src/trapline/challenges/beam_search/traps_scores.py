@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -557,7 +557,15 @@ def length_one_too_long(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="The length is that of the prefix before the last token.",
     mutant=edit(_ENTER, _ENTER.replace("self.length", "max(self.length - 1, 1)")),
-    also=[edit(_SCORE, _SCORE.replace("length**", "max(length - 1, 1) ** "))],
+    also=[
+        edit(_SCORE, _SCORE.replace("length**", "max(length - 1, 1) ** ")),
+        # The first token has length 0.
+        edit(_ENTER, _ENTER.replace("self.length", "self.length - 1")),
+        edits(
+            ("        self.length += 1\n", ""),
+            (_TOTALS, _TOTALS + "        self.length = len(self.beams[0])\n"),
+        ),
+    ],
 )
 def length_one_too_short(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -640,3 +648,60 @@ def _two_models(submission: Submission, rng: np.random.Generator, sizes: tuple[i
         table: Table = {(): {A: -1.0, E: -2.0}, (A,): {E: -1.0}}
         settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
         lm.run_tables(clean, size, {prompt: table}, **settings)
+
+
+def _under_penalties(submission: Submission, rng: np.random.Generator) -> None:
+    """Penalties beside the whole numbers and 1, with two ends of different length."""
+    for penalty in (0.5, 2.0, 1.75):
+        E, _, table = two_ends_of_different_length(rng)
+        settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+        one(submission, rng, table, **settings, length_penalty=penalty)
+
+
+def _changed_penalty(changed: str) -> Mutant:
+    return edit(_SCORE, _SCORE.replace("self.length_penalty", changed))
+
+
+@trap(
+    catches="the length penalty is held within limits: one below 1 counts as 1, or one above as 1",
+    severity="major",
+    story="Any finite number is allowed; a clip is meant as a protection.",
+    mutant=_changed_penalty("max(self.length_penalty, 1.0)"),
+    also=[
+        _changed_penalty("min(self.length_penalty, 1.0)"),
+        _changed_penalty("min(max(self.length_penalty, 0.0), 1.0)"),
+    ],
+    control=ordinary_search,
+)
+def penalty_clipped(submission: Submission, rng: np.random.Generator) -> None:
+    _under_penalties(submission, rng)
+
+
+@trap(
+    catches="a length penalty between two whole numbers is rounded to one of them",
+    severity="major",
+    story="int() on a setting that is a number.",
+    mutant=_changed_penalty("int(self.length_penalty)"),
+    also=[
+        _changed_penalty("round(self.length_penalty)"),
+        edit("    return float(value)\n", "    return int(value)\n"),
+    ],
+    control=ordinary_search,
+)
+def penalty_rounded(submission: Submission, rng: np.random.Generator) -> None:
+    _under_penalties(submission, rng)
+
+
+@trap(
+    catches="a small constant is added to the length, or to its power",
+    severity="minor",
+    story="A guard against a division by zero that cannot happen changes every score.",
+    mutant=edit(_SCORE, _SCORE.replace("length**", "(length + 1e-6) ** ")),
+    also=[
+        edit(_SCORE, _SCORE.replace("length**", "(length + 1e-8) ** ")),
+        edit(_SCORE, "        return total / (length**self.length_penalty + 1e-6)\n"),
+        edit(_SCORE, "        return total / (length**self.length_penalty + 1e-8)\n"),
+    ],
+)
+def guard_in_the_divisor(submission: Submission, rng: np.random.Generator) -> None:
+    the_longer_end_wins(submission, rng)

@@ -18,8 +18,13 @@ from trapline.challenges.beam_search.situations import (
     prompt_of,
     tokens,
 )
-from trapline.challenges.beam_search.solution_lines import BOUND, CALL
+from trapline.challenges.beam_search.solution_lines import BOUND, CALL, RESULT
 from trapline.challenges.beam_search.table import Table
+
+_OVER_LENGTHS = (
+    "        lengths = range(length + 1, self.max_new_tokens)\n"
+    "        return max((self.score(total, n) for n in lengths))\n"
+)
 
 
 @trap(
@@ -259,6 +264,15 @@ def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) ->
     mutant=insert_before(
         "            self._enter(self.beams, self.sums)\n", "            if not self.pool:\n    "
     ),
+    # They enter, and are left out of the answer.
+    also=[
+        edit(
+            RESULT,
+            "        found = [(h.tokens, h.score) for h in self.pool]\n"
+            "        ended = [pair for pair in found if pair[0][-1] == self.rules.eos_id]\n"
+            "        return ended or found\n",
+        )
+    ],
 )
 def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
     # The end is the second best continuation of A, so that all searches look at it.
@@ -382,6 +396,11 @@ def bound_by_the_bare_sum(submission: Submission, rng: np.random.Generator) -> N
     mutant=edit(
         BOUND, BOUND.replace("self.max_new_tokens)", "max(length + 1, self.max_new_tokens - 1))")
     ),
+    # A range without its last number, which is empty in the step before the last.
+    also=[
+        edit(BOUND, _OVER_LENGTHS.replace("lengths))", "lengths), default=-math.inf)")),
+        edit(BOUND, _OVER_LENGTHS),
+    ],
     control=ordinary_search,
 )
 def bound_one_token_short(submission: Submission, rng: np.random.Generator) -> None:
@@ -520,3 +539,49 @@ def dead_end_still_called(submission: Submission, rng: np.random.Generator) -> N
     (E,) = tokens(rng, 1)
     settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 4, "eos_id": E}
     one(submission, rng, {(): {E: -1.0}}, strict=True, **settings)
+
+
+def _stops_after_a_step(submission: Submission, rng: np.random.Generator, longest: int) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -1.0, A: -8.0}, (A,): {A: -1.0}, (A, A): {A: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": longest, "eos_id": E}
+    by_sum(submission, rng, table, count_calls=True, **settings)
+
+
+@trap(
+    catches="the stop test looks at the live beams of the step before",
+    severity="minor",
+    story="It is made before the beams of the next step are chosen: one call too many.",
+    mutant=edits(
+        (
+            "        self._expand(totals)\n",
+            "        settled = self._is_settled()\n        self._expand(totals)\n",
+        ),
+        (_SETTLED, "        elif settled:\n"),
+    ),
+    also=[
+        edits(
+            (_TOTALS, _TOTALS + "        settled = self._is_settled()\n"),
+            (_SETTLED, "        elif settled:\n"),
+        )
+    ],
+    control=lambda submission, rng: _stops_after_a_step(submission, rng, 1),
+)
+def bound_of_the_step_before(submission: Submission, rng: np.random.Generator) -> None:
+    _stops_after_a_step(submission, rng, 4)
+
+
+_WHILE = "    while any(search.beams for search in searches):\n"
+
+
+@trap(
+    catches="max_new_tokens steps are made in any case: when all prompts have stopped the model is "
+    "called without any prefix",
+    severity="major",
+    story="A loop over a range, without a look at what is alive.",
+    mutant=edit(_WHILE, "    for _ in range(max_new_tokens if searches else 0):\n"),
+    also=[edit(_WHILE, "    for _ in range(max_new_tokens):\n")],
+    control=lambda submission, rng: _stops_after_a_step(submission, rng, 1),
+)
+def always_all_steps(submission: Submission, rng: np.random.Generator) -> None:
+    _stops_after_a_step(submission, rng, 4)
