@@ -542,6 +542,10 @@ def short_indices(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="An int32 index tensor is refused by the gather that comes next.",
     mutant=edit(INDICES, "indices = np.empty((rows, k), np.int32)"),
+    also=[
+        edit(INDICES, f"indices = np.empty((rows, k), np.{dtype})")
+        for dtype in ("uint64", "uint32", "float64")
+    ],
     seen=WRITTEN_BLIND,
 )
 def index_dtype(submission: Submission, rng: Rng) -> None:

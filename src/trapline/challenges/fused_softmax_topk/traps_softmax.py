@@ -349,6 +349,8 @@ def float64_in_float32(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The accumulator's dtype is returned and doubles the size of the answer.",
     mutant=edit(PROBS, "probs = np.empty((rows, k))"),
+    # float16 logits, the others as they are.
+    also=[edit(PROBS, "probs = np.empty((rows, k), np.result_type(logits.dtype, np.float32))")],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )
