@@ -4,6 +4,7 @@ from trapline.challenges.flash_attention_forward import (
     traps_answers,
     traps_arrays,
     traps_causal,
+    traps_cuts,
     traps_edges,
     traps_heads,
     traps_masks,
@@ -24,4 +25,5 @@ PARTS = (
     traps_answers,
     traps_numbers,
     traps_edges,
+    traps_cuts,
 )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, form, pair
 from trapline.challenges.flash_attention_forward.solution_lines import LSE
@@ -161,3 +161,35 @@ def results_in_single(submission: Submission, rng: np.random.Generator) -> None:
     out, lse = answered(submission, rng)
     is_out(submission, out)
     is_lse(submission, lse)
+
+
+# --- empty problems -------------------------------------------------------------------------------
+
+
+def _empty_answer(answer: str) -> Mutant:
+    """An early return where there is nothing to attend to."""
+    return insert_after(
+        "    _check(q, k, v, tile)\n",
+        f"    if not q.size or not k.size:\n        return {answer}\n",
+    )
+
+
+@trap(
+    catches="an empty problem is answered with arrays of another dtype or shape",
+    severity="minor",
+    story="An early return makes its arrays without the dtype of q, or flat.",
+    mutant=_empty_answer("np.zeros(q.shape), np.full(q.shape[:3], -np.inf)"),
+    also=[
+        _empty_answer("np.zeros_like(q), np.full(q.shape[:3], -np.inf)"),
+        _empty_answer("np.zeros_like(q), np.zeros(0, q.dtype)"),
+        _empty_answer("np.zeros(0, q.dtype), np.zeros(0, q.dtype)"),
+        _empty_answer("np.zeros_like(q), np.full((*q.shape[:3], 1), -np.inf, q.dtype)"),
+    ],
+    control=singles,
+)
+def empty_answers_of_another_form(submission: Submission, rng: np.random.Generator) -> None:
+    for shape in (Shape(B=0), Shape(T=0), Shape(S=0)):
+        q, k, v = shape.draw(rng, np.float32)
+        out, lse = pair(submission.flash_attention(q, k, v))
+        form(submission.scope, out, q, q.dtype, "out")
+        form(submission.scope, lse, q[..., 0], q.dtype, "lse")

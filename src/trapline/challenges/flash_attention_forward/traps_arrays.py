@@ -28,6 +28,8 @@ from trapline.challenges.flash_attention_forward.solution_lines import ATTENDED,
 _CHECKED = "    _check(q, k, v, tile)\n"
 _OUT, _LSE = "np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T), q.dtype)"
 
+_HEADS = "    for b, h in np.ndindex(B, H):\n"
+
 # --- nothing there --------------------------------------------------------------------------------
 
 
@@ -51,14 +53,17 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
         attends(submission, *Shape(T=3, S=0).draw(rng), causal=causal, tile=4)
 
 
+def _without_keys(lse: str) -> Mutant:
+    """An early return where there are no keys."""
+    return insert_before(_HEADS, f"    if S == 0:\n        return out, {lse}\n")
+
+
 @trap(
-    catches="without any key (S = 0) lse is 0 instead of −inf",
+    catches="without any key (S = 0) lse is 0, or another number, instead of −inf",
     severity="minor",
     story="An early return for S = 0 answers zeros for both results.",
-    mutant=edit(
-        "    for b, h in np.ndindex(B, H):\n",
-        "    if S == 0:\n        return out, lse\n    for b, h in np.ndindex(B, H):\n",
-    ),
+    mutant=_without_keys("lse"),
+    also=[_without_keys("np.full_like(lse, np.inf)"), _without_keys("np.full_like(lse, np.nan)")],
     seen=WRITTEN,
 )
 def no_keys_lse_zero(submission: Submission, rng: np.random.Generator) -> None:
@@ -92,16 +97,21 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
 # --- arrays as they come --------------------------------------------------------------------------
 
 
+def _packed(name: str) -> str:
+    """The array is read from its first element on as if it were contiguous."""
+    strides = f"np.empty({name}.shape, {name}.dtype).strides"
+    return f"    {name} = np.lib.stride_tricks.as_strided({name}, strides={strides})\n"
+
+
 @trap(
     catches="inputs are read as if they were contiguous",
     severity="major",
     story="Projections come out as (B,T,H,D) and are viewed as (B,H,T,D): a transposed view, not a "
     "copy.",
-    mutant=insert_after(
-        _CHECKED,
-        "    packed = np.empty(q.shape, q.dtype).strides\n"
-        "    q = np.lib.stride_tricks.as_strided(q, strides=packed)\n",
-    ),
+    mutant=insert_after(_CHECKED, _packed("q")),
+    also=[
+        insert_after(_CHECKED, "".join(map(_packed, names))) for names in ("k", "v", "kv", "qkv")
+    ],
 )
 def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
     plain = [rng.standard_normal((2, 6, 3, 4)) for _ in range(3)]
@@ -434,6 +444,19 @@ def one_column_of_values_accepted(submission: Submission, rng: np.random.Generat
     q, k, v = Shape(T=4, S=6).draw(rng)
     for width in (1, 3):
         expect.raises(REFUSALS, submission.flash_attention, q, k, v[..., :width])
+
+
+@trap(
+    catches="of the shape of v only its length is compared with that of k",
+    severity="minor",
+    story="A v of one head, one batch row or one column is answered, or ends somewhere else.",
+    mutant=edit("k.shape != v.shape", "k.shape[2] != v.shape[2]"),
+    dimension="robustness",
+)
+def shape_of_values_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(B=3, H=4, G=2, T=4, S=6).draw(rng)
+    for wrong in (v[..., :1], v[:, :1], v[:1]):
+        expect.raises(REFUSALS, submission.flash_attention, q, k, wrong)
 
 
 @trap(

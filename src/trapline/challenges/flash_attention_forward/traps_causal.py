@@ -21,6 +21,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
 _POSITION = "start + S - T, causal"
 _WHEN = "if causal and cols.stop > position + 1:"
 _HIDDEN = "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]"
+_STOP = "stop = min(len(k), position + rows) if causal else len(k)"
 _WHOLE_COLUMNS = "cols = slice(start, min(start + tile, len(k)))"
 _COLS, _ROWS = "np.arange(cols.start, cols.stop)", "np.arange(position, position + rows)[:, None]"
 
@@ -32,6 +33,11 @@ def causal_square(submission: Submission, rng: np.random.Generator, tile: int = 
 def full_square(submission: Submission, rng: np.random.Generator) -> None:
     """The same shape without a mask."""
     attends(submission, *Shape(T=8, S=8).draw(rng), tile=4)
+
+
+def full_keys_and_a_part(submission: Submission, rng: np.random.Generator) -> None:
+    """Every query sees all keys, and they are no whole number of tiles."""
+    attends(submission, *Shape(T=8, S=9).draw(rng), tile=4)
 
 
 def one_query_a_tile(submission: Submission, rng: np.random.Generator) -> None:
@@ -56,6 +62,19 @@ def ungrouped_heads(submission: Submission, rng: np.random.Generator) -> None:
 )
 def always_causal(submission: Submission, rng: np.random.Generator) -> None:
     full_square(submission, rng)
+
+
+@trap(
+    catches="causal=True hides nothing where there are more queries than keys, or another number",
+    severity="major",
+    story="A mask that is made for self-attention is left out where the lengths differ.",
+    mutant=edit(_POSITION, "start + S - T, causal and T <= S"),
+    also=[edit(_POSITION, f"start + S - T, causal and T {sign} S") for sign in ("==", ">=")],
+    control=causal_square,
+)
+def causal_only_if_square(submission: Submission, rng: np.random.Generator) -> None:
+    for T, S in ((8, 5), (5, 8)):
+        attends(submission, *Shape(T=T, S=S).draw(rng), causal=True, tile=4)
 
 
 @trap(
@@ -113,6 +132,23 @@ def mask_decided_by_last_query(submission: Submission, rng: np.random.Generator)
 )
 def mask_in_one_key_tile(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=14).draw(rng), causal=True, tile=4)
+
+
+_MASKED = "_hidden(position, rows, cols)"
+
+
+@trap(
+    catches="the mask has the size of a whole tile, and does not fit where the last tile of keys "
+    "or queries is smaller",
+    severity="major",
+    story="The bounds of a tile are start and start + tile; a slice of an array ends at its end, "
+    "a range of positions does not.",
+    mutant=edit(COLUMNS, "cols = slice(start, start + tile)"),
+    also=[edit(MASK, MASK.replace(_MASKED, "_hidden(position, tile, cols)"))],
+    control=causal_square,
+)
+def mask_of_a_whole_tile(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=6, S=6).draw(rng), causal=True, tile=4)
 
 
 _ONE_PAST = (_WHEN, _WHEN.replace("+ 1", "+ 2"))
@@ -234,11 +270,12 @@ def maximum_of_hidden_keys(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="the causal offset S − T is not allowed to be negative: with more queries than keys "
-    "the mask is aligned at the first key",
+    catches="the causal offset S − T, or where a tile of queries starts by it, is not allowed to "
+    "be negative: with more queries than keys the mask is aligned at the first key",
     severity="major",
     story="Queries that should see no key see some.",
     mutant=edit(_POSITION, "start + max(0, S - T), causal"),
+    also=[edit(_POSITION, "max(0, start + S - T), causal")],
     seen=WRITTEN,
     control=causal_square,
 )
@@ -422,6 +459,20 @@ def tile_of_the_last_key_skipped(submission: Submission, rng: np.random.Generato
 )
 def tiles_skipped_by_first_query(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=6).draw(rng), causal=True, tile=4)
+
+
+@trap(
+    catches="in causal attention the keys of a tile of queries end at a whole tile: visible keys "
+    "behind it are not read",
+    severity="major",
+    story="Whole tiles are counted by a division that rounds down.",
+    mutant=edit(_STOP, _STOP.replace("position + rows)", "(position + rows) // tile * tile)")),
+    also=[edit(_STOP, _STOP.replace("len(k), ", "len(k) // tile * tile or len(k), "))],
+    control=full_keys_and_a_part,
+)
+def visible_keys_end_at_a_whole_tile(submission: Submission, rng: np.random.Generator) -> None:
+    """The tiles of queries end at keys 5 and 9."""
+    attends(submission, *Shape(T=8, S=9).draw(rng), causal=True, tile=4)
 
 
 @trap(

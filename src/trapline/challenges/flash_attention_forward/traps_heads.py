@@ -7,7 +7,7 @@ from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
 from trapline.challenges.flash_attention_forward.situations import WRITTEN
-from trapline.challenges.flash_attention_forward.solution_lines import LSE, SCALE
+from trapline.challenges.flash_attention_forward.solution_lines import LSE, SCALE, UNANSWERED
 
 _KV = "k[b, g], v[b, g]"
 _HEAD = "h // (H // G)"
@@ -79,6 +79,18 @@ def first_head_for_all(submission: Submission, rng: np.random.Generator) -> None
     control=equal_heads,
 )
 def heads_cut_at_the_last(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(H=6, G=2, T=4, S=4).draw(rng), tile=4)
+
+
+@trap(
+    catches="only as many query heads are answered as there are key/value heads",
+    severity="major",
+    story="The loop runs over G where it means H; the other heads stay as they were allocated.",
+    mutant=edit("in np.ndindex(B, H):", "in np.ndindex(B, G):"),
+    also=[edits(UNANSWERED, ("in np.ndindex(B, H):", "in np.ndindex(B, G):"))],
+    control=equal_heads,
+)
+def as_many_heads_as_keys(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=6, G=2, T=4, S=4).draw(rng), tile=4)
 
 

@@ -16,11 +16,12 @@ _STOP = "stop = min(len(k), position + rows) if causal else len(k)"
 
 
 @trap(
-    catches="a query does not see its own key (≥ instead of > in the mask)",
+    catches="a query does not see its own key (≥ instead of > in the mask, or S − T − 1)",
     severity="critical",
     story="Row 0 of a square causal problem sees exactly key 0, so its output is v₀: one entrant "
     "of the published field checked this and the others did not.",
     mutant=edit("np.arange(cols.start, cols.stop) > np", "np.arange(cols.start, cols.stop) >= np"),
+    also=[edit("start + S - T, causal", "start + S - T - 1, causal")],
     seen=WRITTEN,
 )
 def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
@@ -203,7 +204,10 @@ def finite_mask_added(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A well-known kernel returned +inf; merging such partial results drops the other part.",
     mutant=edit("peak + np.log(total), -np.inf)", "peak + np.log(total), np.inf)"),
-    also=(edit("peak + np.log(total), -np.inf)", "peak + np.log(total), np.finfo(q.dtype).min)"),),
+    also=[
+        edit("peak + np.log(total), -np.inf)", f"peak + np.log(total), {number})")
+        for number in ("np.finfo(q.dtype).min", "np.nan", "-1e30", "-1e9")
+    ],
 )
 def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=9, S=2).draw(rng)

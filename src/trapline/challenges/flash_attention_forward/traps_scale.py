@@ -47,6 +47,39 @@ def lse_without_maximum(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
+    catches="lse takes another function of the sum than its natural logarithm: log10 or log1p",
+    severity="major",
+    story="log1p(x) is log(1 + x): it looks more careful and is another number.",
+    mutant=edit(LSE, "peak + np.log1p(total)"),
+    also=[edit(LSE, "peak + np.log10(total)")],
+)
+def lse_by_another_logarithm(submission: Submission, rng: np.random.Generator) -> None:
+    lse_is_right(submission, rng, [0.0, 0.0, 0.0])
+
+
+@trap(
+    catches="lse is the logarithm of a mean: log(S) is subtracted",
+    severity="major",
+    story="The sum is divided by the number of keys.",
+    mutant=edit(LSE, "peak + np.log(total / max(len(k), 1))"),
+    also=[edit(LSE, "peak + np.log(total / max(stop, 1))")],
+)
+def lse_of_a_mean(submission: Submission, rng: np.random.Generator) -> None:
+    lse_is_right(submission, rng, [0.0, 0.0, 0.0])
+
+
+@trap(
+    catches="the maximum in lse is scaled a second time",
+    severity="major",
+    story="The scores are scaled already, and the scale is applied again where lse is written.",
+    mutant=edit(LSE, "peak * D**-0.5 + np.log(total)"),
+    also=[edit(LSE, "(peak + np.log(total)) * D**-0.5")],
+)
+def lse_scaled_again(submission: Submission, rng: np.random.Generator) -> None:
+    lse_is_right(submission, rng, [-3.0, -3.0, -2.0])
+
+
+@trap(
     catches="the maximum in lse is that of the unscaled dot products",
     severity="major",
     story="Kernels fold the scale into the exponent and forget it where the maximum is stored.",
@@ -119,6 +152,28 @@ def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
 )
 def scale_without_root(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=6, D=9).draw(rng), tile=4)
+
+
+@trap(
+    catches="dot products are multiplied by D^-¼: the root that each of q and k gets, for q alone",
+    severity="major",
+    story="Scaling both sides by the fourth root is stable, and one of the two was left out.",
+    mutant=edit("q = q * D**-0.5", "q = q * D**-0.25"),
+)
+def scale_by_fourth_root(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=6, S=6, D=16).draw(rng), tile=4)
+
+
+@trap(
+    catches="the root of the width is rounded to an integer",
+    severity="major",
+    story="Widths of 16 or 64 have whole roots and hide it.",
+    mutant=edit("q = q * D**-0.5", "q = q / int(D**0.5)"),
+    also=[edit("q = q * D**-0.5", "q = q / round(D**0.5)")],
+    control=_exact_scale,
+)
+def scale_by_a_whole_root(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=6, S=6, D=8).draw(rng), tile=8)
 
 
 @trap(

@@ -15,6 +15,15 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
     UNANSWERED,
 )
 
+_WEIGHTS = "weights = np.exp(scores - origin[:, None])"
+_STOP = "stop = min(len(k), position + rows) if causal else len(k)"
+
+
+def one_row_a_tile(submission: Submission, rng: np.random.Generator) -> None:
+    """Tiles of one query and one key."""
+    attends(submission, *Shape(T=4, S=4).draw(rng), tile=1)
+
+
 # --- the online softmax ---------------------------------------------------------------------------
 
 
@@ -130,6 +139,17 @@ def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
+    catches="one sum of weights for a whole tile, instead of one for each row",
+    severity="major",
+    story="sum() without an axis; with one query a tile it is right.",
+    mutant=edit("weights.sum(axis=1)", "weights.sum()"),
+    control=one_row_a_tile,
+)
+def sum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=4).draw(rng), tile=8)
+
+
+@trap(
     catches="NaN in a row whose first tile is fully masked: −inf − (−inf), or 0 / 0 where every "
     "tile divides by the sum so far",
     severity="major",
@@ -153,6 +173,11 @@ def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> N
         ("np.exp(peak - origin)", "np.ones_like(peak)"),
         (LSE, "np.log(total)"),
     ),
+    also=[
+        # The maximum is divided out of exponentials that were taken of the raw scores.
+        edit(_WEIGHTS, "weights = np.exp(scores) / np.exp(origin[:, None])"),
+        edit("np.exp(peak - origin)", "np.exp(peak) / np.exp(origin)"),
+    ],
     seen=WRITTEN,
 )
 def exponent_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
@@ -187,15 +212,21 @@ def lse_leaves_the_log_domain(submission: Submission, rng: np.random.Generator) 
 
 
 @trap(
-    catches="a running maximum that starts at 0 instead of −inf",
+    catches="a running maximum that starts at a number such as 0 or −1e9 instead of −inf",
     severity="major",
     story="Zero looks like a harmless start; rows whose logits are all far below it underflow to "
     "zero.",
     mutant=edit("peak = np.full(rows, -np.inf, q.dtype)", "peak = np.zeros(rows, q.dtype)"),
+    also=[
+        edit("peak = np.full(rows, -np.inf, q.dtype)", f"peak = np.full(rows, {start}, q.dtype)")
+        for start in ("-1e4", "-1e6", "-1e9", "-1e10", "-1e30")
+    ],
 )
 def maximum_starts_at_zero(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.array([-1e4, -1e4 - 1, -1e4 + 1, -1e4, -1e4 - 2]), 3, np.float32)
     attends(submission, *inputs, tile=2)
+    for low in (-3e6, -3e10, -3e35) if submission.scope.has("extreme_scores") else ():
+        attends(submission, *with_logits(rng, np.full(5, low), 3, np.float64), tile=2)
 
 
 @trap(
@@ -225,6 +256,7 @@ def tiles_averaged(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Test lengths are often powers of two; 300 keys in tiles of 97 leave a remainder.",
     mutant=edit(KEY_LOOP, "for start in range(0, stop - stop % tile, tile):"),
+    also=[edit(_STOP, "stop = len(k) // tile * tile or len(k)")],
 )
 def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=3, S=300).draw(rng), tile=97)

@@ -18,6 +18,8 @@ from trapline.challenges.flash_attention_forward.solution_lines import (
 
 _WEIGHTS = "weights = np.exp(scores - origin[:, None])"
 _NORMALISED = "weighted / total[:, None]"
+_GUARDED = "total = np.where(seen, total, 1)"
+_SMALL = ("1e-6", "1e-8", "1e-9", "1e-10", "1e-12")
 
 
 def two_tiles(submission: Submission, rng: np.random.Generator) -> None:
@@ -126,8 +128,12 @@ def output_not_normalised(submission: Submission, rng: np.random.Generator) -> N
     "in float64 the constant shows.",
     mutant=edit(_NORMALISED, "weighted / (total[:, None] + 1e-6)"),
     also=[
-        edit(_NORMALISED, f"weighted / (total[:, None] + {size})")
-        for size in ("1e-5", "1e-8", "1e-9", "1e-10", "1e-12")
+        *(
+            edit(_NORMALISED, f"weighted / (total[:, None] + {size})")
+            for size in ("1e-5", "1e-8", "1e-9", "1e-10", "1e-12")
+        ),
+        *(edit(LSE, f"peak + np.log(total + {size})") for size in _SMALL),
+        *(edit(_GUARDED, f"total = np.where(seen, total, 1) + {size}") for size in _SMALL),
     ],
 )
 def constant_in_the_denominator(submission: Submission, rng: np.random.Generator) -> None:
