@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw, triple
 from trapline.challenges.flash_attention_backward.solution_lines import CHECKED, RECOMPUTE
@@ -155,3 +155,34 @@ _NEGATED = (_RESULTS, "    return out, -lse\n")
 )
 def forward_lse_negated(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=4).draw(rng), tile=4)
+
+
+# --- empty problems -------------------------------------------------------------------------------
+
+
+def _empty_gradients(answer: str) -> Mutant:
+    """An early return where there is nothing to differentiate."""
+    return insert_after(CHECKED, f"    if not q.size or not k.size:\n        return {answer}\n")
+
+
+@trap(
+    catches="gradients of an empty problem have another dtype or shape, or are not arrays of zeros",
+    severity="minor",
+    story="An early return makes its arrays without the dtype of the inputs, or hands these back.",
+    mutant=_empty_gradients("tuple(np.zeros(x.shape) for x in (q, k, v))"),
+    also=[
+        _empty_gradients("np.zeros_like(q), None, None"),
+        _empty_gradients("np.zeros_like(q), k, v"),
+        _empty_gradients("q, np.zeros_like(k), np.zeros_like(v)"),
+        _empty_gradients("q, k, v"),
+        _empty_gradients("tuple(np.zeros(0, q.dtype) for _ in range(3))"),
+        _empty_gradients("tuple(np.zeros_like(q) for _ in range(3))"),
+    ],
+)
+def empty_gradients_of_another_form(submission: Submission, rng: np.random.Generator) -> None:
+    for shape in (Shape(B=0), Shape(T=0), Shape(S=0)):
+        arguments = draw(shape, rng, False, np.float32)
+        answer = triple(submission.flash_attention_backward(*arguments))
+        for grad, like in zip(answer, arguments[1:4], strict=True):
+            form(submission.scope, grad, like, np.float32, "a gradient")
+            expect.equal(grad, np.zeros(like.shape, grad.dtype), "a gradient")

@@ -113,6 +113,30 @@ def causal_forward_with_a_past(submission: Submission, rng: np.random.Generator)
     attends(submission, *Shape(T=4, S=6).draw(rng), causal=True, tile=8)
 
 
+_SQUARE = "    causal = causal and q.shape[2] == k.shape[2]\n"
+_FORWARD_SQUARE = ("causal, tile\n            )", "causal and T == S, tile\n            )")
+
+
+@trap(
+    catches="causal=True hides nothing where there are more queries than keys, or another number",
+    severity="major",
+    story="A mask that is made for self-attention is left out where the lengths differ.",
+    mutant=edits(_FORWARD_SQUARE, (CHECKED, CHECKED + _SQUARE)),
+    also=[
+        edits(_FORWARD_SQUARE),
+        edits((CHECKED, CHECKED + _SQUARE)),
+        edits((CHECKED, CHECKED + _SQUARE), UNBOUNDED),
+        edits(_FORWARD_SQUARE, RECOMPUTE),
+    ],
+    control=causal_forward,
+)
+def causal_only_if_square(submission: Submission, rng: np.random.Generator) -> None:
+    for T, S in ((8, 5), (5, 8)):
+        arguments = draw(Shape(T=T, S=S), rng, True)
+        attends(submission, *arguments[1:4], causal=True, tile=4)
+        differentiates(submission, arguments, causal=True, tile=4)
+
+
 @trap(
     catches="causal is ignored in both passes",
     severity="major",
@@ -543,7 +567,14 @@ _NO_PEAK = (_NEW_PEAK, "new_peak = np.zeros(rows, q.dtype)")
     severity="major",
     story="exp of the bare scores is inf beyond 88 in float32 and 709 in float64.",
     mutant=edits(_NO_PEAK),
-    also=[edits(_NO_PEAK, UNGUARDED)],
+    also=[
+        edits(_NO_PEAK, UNGUARDED),
+        # The maximum is divided out of exponentials that were taken of the raw scores.
+        edit(
+            "weights = np.exp(scores - origin[:, None])",
+            "weights = np.exp(scores) / np.exp(origin[:, None])",
+        ),
+    ],
     control=ordinary,
 )
 def forward_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
@@ -669,6 +700,17 @@ def forward_lse_in_base_two(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
+    catches="lse takes another function of the sum than its natural logarithm: log10 or log1p",
+    severity="major",
+    story="log1p(x) is log(1 + x): it looks more careful and is another number.",
+    mutant=edit("np.log(total)", "np.log1p(total)"),
+    also=[edit("np.log(total)", "np.log10(total)")],
+)
+def forward_lse_by_another_logarithm(submission: Submission, rng: np.random.Generator) -> None:
+    four_by_four(submission, rng)
+
+
+@trap(
     catches="lse is the logarithm of a mean: log(S) is subtracted",
     severity="major",
     story="mean for sum in a one-line reduction.",
@@ -679,10 +721,14 @@ def forward_lse_of_a_mean(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    catches="lse is 0 instead of −inf for a query that sees no key",
+    catches="lse is 0, or another number, instead of −inf for a query that sees no key",
     severity="major",
     story="The array starts with zeros, and these rows are never written.",
     mutant=edit(_LSE, _LSE.replace("-np.inf)", "0)")),
+    also=[
+        edit(_LSE, _LSE.replace("-np.inf)", f"{number})"))
+        for number in ("np.inf", "np.nan", "-1e30", "-1e9", "np.finfo(q.dtype).min")
+    ],
     seen=BLIND,
     control=ordinary,
 )

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
-from trapline.challenges.flash_attention_backward.solution_lines import DSCORES, WEIGHTS
+from trapline.challenges.flash_attention_backward.solution_lines import DSCORES, UNBOUNDED, WEIGHTS
 from trapline.challenges.flash_attention_forward.cases import Shape
 
 _DK = "dscores.T @ q[b, h, rows]"
@@ -43,6 +43,48 @@ def delta_added(submission: Submission, rng: np.random.Generator) -> None:
 )
 def slope_of_each_weight_alone(submission: Submission, rng: np.random.Generator) -> None:
     _one_head(submission, rng)
+
+
+@trap(
+    catches="the factor P of the softmax's derivative stands twice, before all or before D",
+    severity="major",
+    story="dS = P·(dP − D); in P·dP − P·D each part has it once.",
+    mutant=edit(DSCORES, f"dscores = weights**2 * {_CENTRED} * D**-0.5"),
+    also=[
+        edit(
+            DSCORES,
+            "dscores = weights * (dweights - weights * delta[b, h, rows, None]) * D**-0.5",
+        )
+    ],
+)
+def weights_twice_in_the_slope(submission: Submission, rng: np.random.Generator) -> None:
+    _one_head(submission, rng)
+
+
+@trap(
+    catches="the scale D^-½ is applied to dP or to D alone, instead of to their difference",
+    severity="major",
+    story="A bracket in the wrong place, or a D that was made of scaled gradients.",
+    mutant=edit(DSCORES, "dscores = weights * (dweights * D**-0.5 - delta[b, h, rows, None])"),
+    also=[
+        edit(DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None] * D**-0.5)"),
+        edit(f"delta = {_DELTA}", f"delta = {_DELTA} * D**-0.5"),
+        edit(DSCORES, DSCORES.replace("(dweights -", "(dweights * D**-0.5 -")),
+    ],
+)
+def scale_of_one_part(submission: Submission, rng: np.random.Generator) -> None:
+    _one_head(submission, rng)
+
+
+@trap(
+    catches="dq and dk have another factor than D^-½, 1/D or √D, though the scores are right",
+    severity="major",
+    story="The factor of the formula comes on top of a scaled q, or its sign is lost.",
+    mutant=edit(DSCORES, DSCORES.replace("D**-0.5", "D**-1.0")),
+    also=[edit(DSCORES, DSCORES.replace("D**-0.5", "D**0.5"))],
+)
+def dscores_of_another_scale(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
 
 
 @trap(
@@ -87,6 +129,17 @@ def dv_from_out(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="dv is formed with the gradient of the weights, dP, instead of the weights",
+    severity="major",
+    story="Both matrices have the same shape, so that nothing complains.",
+    mutant=edit(_DV, "dweights.T @ dout[b, h, rows]"),
+    also=[edit(_DV, "(weights * dweights).T @ dout[b, h, rows]")],
+)
+def dv_from_dweights(submission: Submission, rng: np.random.Generator) -> None:
+    _one_head(submission, rng)
+
+
+@trap(
     catches="the gradient of the weights is formed with out instead of dout",
     severity="major",
     story="Both arrays have the same shape, so that nothing complains.",
@@ -119,6 +172,24 @@ def dq_from_the_weights(submission: Submission, rng: np.random.Generator) -> Non
 
 
 # --- the weights made again -----------------------------------------------------------------------
+
+
+_ONCE_SCALED = "    scores = q @ k[cols].T * D**-0.5"
+
+
+@trap(
+    catches="the backward pass makes its scores with another scale than the forward one: 1/D or √D",
+    severity="major",
+    story="The forward pass is right, and the scores that are made again do not fit its lse.",
+    mutant=edit(_ONCE_SCALED, "    scores = q @ k[cols].T / D"),
+    also=[
+        edits((_ONCE_SCALED, "    scores = q @ k[cols].T / D"), UNBOUNDED),
+        edits((_ONCE_SCALED, "    scores = q @ k[cols].T * D**0.5"), UNBOUNDED),
+        edit(_ONCE_SCALED, "    scores = q @ k[cols].T * D**0.5"),
+    ],
+)
+def scores_of_another_scale(submission: Submission, rng: np.random.Generator) -> None:
+    _one_head(submission, rng)
 
 
 @trap(

@@ -419,13 +419,14 @@ def weights_overwritten(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    catches="dk and dv of a query head are added to key/value head h mod G",
+    catches="dk or dv of a query head, or both, are added to key/value head h mod G",
     severity="critical",
     story="Reading and writing a group are two places, and only one of them is right.",
     mutant=edits(
         ("dk[b, g, cols] += ", "dk[b, h % G, cols] += "),
         ("dv[b, g, cols] += ", "dv[b, h % G, cols] += "),
     ),
+    also=[edit(f"{name}[b, g, cols] += ", f"{name}[b, h % G, cols] += ") for name in ("dk", "dv")],
     seen=BLIND,
     control=ordinary,
 )
@@ -578,11 +579,15 @@ def dweights_from_the_keys(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="delta is the row sum of dout · dout or of out · out instead of dout · out",
+    catches="delta is the row sum of one factor instead of dout · out: of dout, of out, of dout · "
+    "dout or of out · out",
     severity="major",
     story="Both arrays have the same shape, so that nothing complains.",
     mutant=edit("delta = (dout * out).sum(axis=-1)", "delta = (out * out).sum(axis=-1)"),
-    also=[edit("delta = (dout * out).sum(axis=-1)", "delta = (dout * dout).sum(axis=-1)")],
+    also=[
+        edit("delta = (dout * out).sum(axis=-1)", f"delta = {factor}.sum(axis=-1)")
+        for factor in ("(dout * dout)", "dout", "out")
+    ],
 )
 def delta_of_one_factor(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4), rng, False))

@@ -43,12 +43,41 @@ def _rescaled(scale: str) -> tuple[tuple[str, str], tuple[str, str], tuple[str, 
 # --- the scale ------------------------------------------------------------------------------------
 
 
+def _causal_square(submission: Submission, rng: np.random.Generator) -> None:
+    """As many keys as queries."""
+    attends(submission, *Shape(T=8, S=8).draw(rng), causal=True, tile=4)
+
+
 def _scale_of_two(submission: Submission, rng: np.random.Generator) -> None:
     """Width 4, whose scale is a power of two."""
     ordinary(submission, rng)
 
 
 _SINGLE = _rescaled("float(np.float32(D**-0.5))")
+
+
+@trap(
+    catches="the forward pass takes one sum of weights for a whole tile, instead of one for each "
+    "row",
+    severity="major",
+    story="sum() without an axis.",
+    mutant=edit("weights.sum(axis=1)", "weights.sum()"),
+)
+def forward_sum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=4).draw(rng), tile=8)
+
+
+@trap(
+    catches="in the forward pass the offset S − T, or where a tile of queries starts by it, is not "
+    "allowed to be negative: with more queries than keys its mask is aligned at the first key",
+    severity="major",
+    story="Queries that should see no key see some.",
+    mutant=edit("start + S - T, causal", "start + max(0, S - T), causal"),
+    also=[edit("start + S - T, causal", "max(0, start + S - T), causal")],
+    control=_causal_square,
+)
+def forward_offset_never_negative(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=4)
 
 
 @trap(

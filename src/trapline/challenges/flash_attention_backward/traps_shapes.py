@@ -195,6 +195,11 @@ def _square(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=8), rng, True), causal=True, tile=4)
 
 
+def _unmasked(submission: Submission, rng: np.random.Generator) -> None:
+    """The same size, every key visible."""
+    differentiates(submission, draw(Shape(T=8, S=8), rng, False), tile=4)
+
+
 @trap(
     catches="the backward pass skips tiles of queries as if the mask were aligned at the first "
     "key: with more keys than queries, queries that see a tile of keys are left out",
@@ -212,6 +217,74 @@ def queries_skipped_without_offset(submission: Submission, rng: np.random.Genera
 
 
 _WEIGHTS = "                dweights = dout[b, h, rows] @ v[b, g, cols].T\n"
+
+
+@trap(
+    catches="the backward pass does not allow the offset S − T, or where a tile of queries starts "
+    "by it, to be negative: with more queries than keys its mask is aligned at the first key",
+    severity="major",
+    story="Queries take keys into account that they do not see.",
+    mutant=edit("position = top + S - T", "position = top + max(S - T, 0)"),
+    also=[
+        edits(("position = top + S - T", "position = top + max(S - T, 0)"), UNBOUNDED),
+        edit("position = top + S - T", "position = max(top + S - T, 0)"),
+        edits(("position = top + S - T", "position = max(top + S - T, 0)"), UNBOUNDED),
+    ],
+    control=_square,
+)
+def backward_offset_never_negative(submission: Submission, rng: np.random.Generator) -> None:
+    for tile in (3, 8):
+        differentiates(submission, draw(Shape(T=8, S=5), rng, True), causal=True, tile=tile)
+
+
+@trap(
+    catches="the backward pass skips tiles of queries although causal=False",
+    severity="major",
+    story="The sweep over the queries starts at the diagonal without asking.",
+    mutant=edit("if causal and position + rows.stop", "if position + rows.stop"),
+    control=_square,
+)
+def queries_skipped_without_causal(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=8, S=8), rng, False), tile=4)
+
+
+@trap(
+    catches="the mask of a pass has the size of a whole tile, and does not fit where the last tile "
+    "of keys or queries is smaller",
+    severity="major",
+    story="A slice of an array ends at its end, a range of positions does not.",
+    mutant=edit("cols = slice(start, min(start + tile, S))", "cols = slice(start, start + tile)"),
+    also=[
+        edit("cols = slice(start, min(start + tile, stop))", "cols = slice(start, start + tile)"),
+        edits(
+            ("cols = slice(start, min(start + tile, S))", "cols = slice(start, start + tile)"),
+            ("cols = slice(start, min(start + tile, stop))", "cols = slice(start, start + tile)"),
+        ),
+    ],
+    control=_square,
+)
+def mask_of_a_whole_tile(submission: Submission, rng: np.random.Generator) -> None:
+    arguments = draw(Shape(T=6, S=6), rng, True)
+    attends(submission, *arguments[1:4], causal=True, tile=4)
+    differentiates(submission, arguments, causal=True, tile=4)
+
+
+_AGAIN = "flash_attention(q, k, v, tile=tile)"
+
+
+@trap(
+    catches="the backward pass makes out or lse again without the causal mask",
+    severity="major",
+    story="`causal` is not handed on; without it nothing shows.",
+    mutant=insert_after(CHECKED, f"    out, lse = {_AGAIN}\n"),
+    also=[
+        insert_after(CHECKED, f"    lse = {_AGAIN}[1]\n"),
+        insert_after(CHECKED, f"    out = {_AGAIN}[0]\n"),
+    ],
+    control=_unmasked,
+)
+def made_again_without_causal(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=8, S=8), rng, True), causal=True, tile=4)
 
 
 @trap(

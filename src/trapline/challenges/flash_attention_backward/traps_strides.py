@@ -95,6 +95,21 @@ def strides_of_inputs_ignored(submission: Submission, rng: np.random.Generator) 
     differentiates(submission, saved(dout[:, :, :3], *flipped, False), tile=2)
 
 
+@trap(
+    catches="the backward pass reads out or lse as if it were contiguous",
+    severity="major",
+    story="They are taken for arrays of one's own forward pass, which are.",
+    mutant=_packed("lse"),
+    also=[_packed("out"), edits(*_packed("out").edits, *_packed("lse").edits)],
+    control=_contiguous,
+)
+def strides_of_saved_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, out, lse = draw(Shape(B=2, H=3, G=3, T=6, S=6), rng, True)
+    out = out.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)
+    lse = lse.transpose(0, 2, 1).copy().transpose(0, 2, 1)
+    differentiates(submission, (dout, q, k, v, out, lse), causal=True, tile=4)
+
+
 # --- dtypes ---------------------------------------------------------------------------------------
 
 
