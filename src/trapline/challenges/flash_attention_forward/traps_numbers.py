@@ -16,6 +16,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import ORIGIN
     story="A floor under the running maximum saves a branch; the constant comes from another "
     "dtype's range.",
     mutant=edit(ORIGIN, "np.maximum(new_peak, q.dtype.type(-1e30))"),
+    also=[edit("np.full(rows, -np.inf, q.dtype)", "np.full(rows, -1e30, q.dtype)")],
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
     for unit, dtype in ((-1e200, np.float64), (-1e36, np.float32)):

@@ -219,13 +219,13 @@ def lse_leaves_the_log_domain(submission: Submission, rng: np.random.Generator) 
     mutant=edit("peak = np.full(rows, -np.inf, q.dtype)", "peak = np.zeros(rows, q.dtype)"),
     also=[
         edit("peak = np.full(rows, -np.inf, q.dtype)", f"peak = np.full(rows, {start}, q.dtype)")
-        for start in ("-1e4", "-1e6", "-1e9", "-1e10", "-1e30")
+        for start in ("-1e4", "-1e6", "-1e9", "-1e10")
     ],
 )
 def maximum_starts_at_zero(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.array([-1e4, -1e4 - 1, -1e4 + 1, -1e4, -1e4 - 2]), 3, np.float32)
     attends(submission, *inputs, tile=2)
-    for low in (-3e6, -3e10, -3e35) if submission.scope.has("extreme_scores") else ():
+    for low in (-3e6, -3e10):
         attends(submission, *with_logits(rng, np.full(5, low), 3, np.float64), tile=2)
 
 
