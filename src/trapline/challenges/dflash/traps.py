@@ -12,6 +12,7 @@ from trapline.challenges.dflash import (
     traps_laws,
     traps_levels,
     traps_mask,
+    traps_plain,
     traps_refusals,
     traps_rounds,
     traps_sampling,
@@ -38,4 +39,5 @@ PARTS = (
     traps_refusals,
     traps_shapes,
     traps_bounds,
+    traps_plain,
 )

@@ -225,10 +225,14 @@ def _possible_rows(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="Nothing hangs below the depth before it; only NaN and +inf are bad input.",
     mutant=_refuses("len(log_q) and np.isneginf(log_q.max(axis=1)).any()", _DRAFT),
+    also=[_refuses("log_q.size and np.isneginf(log_q.max())", _DRAFT)],
     control=_possible_rows,
 )
 def impossible_row_refused(submission: Submission, rng: np.random.Generator) -> None:
     _row_below(submission, rng, -np.inf)
+    nothing = np.zeros(0, dtype=np.int64)
+    log_q = np.full((2, VOCABULARY), -np.inf)
+    table.same_tree(submission, log_q, 2, (nothing.tolist(), nothing.tolist()))
 
 
 def _row_below(submission: Submission, rng: np.random.Generator, value: float) -> None:

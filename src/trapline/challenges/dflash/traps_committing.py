@@ -13,7 +13,7 @@ from trapline.gold.tree_decoding import oracle
 
 # Parts of the gold solution that several mutants edit.
 _ROWS = "    rows = [*range(first), *(first + node for node in nodes)]\n"
-_KEPT = "    return kv[..., rows, :]\n"
+KEPT = "    return kv[..., rows, :]\n"
 
 
 def same_rows(submission: Submission, kv: np.ndarray, prefix_len: int, path: list[int]) -> None:
@@ -61,7 +61,14 @@ def root_row_lost(submission: Submission, rng: np.random.Generator) -> None:
     catches="a row is kept for the bonus token, which has none yet",
     severity="major",
     story="The bonus is the next root: its keys are computed in the next pass.",
-    mutant=edit(_KEPT, "    return kv[..., [*rows, min(max(rows) + 1, kv.shape[-2] - 1)], :]\n"),
+    mutant=edit(KEPT, "    return kv[..., [*rows, min(max(rows) + 1, kv.shape[-2] - 1)], :]\n"),
+    also=[
+        edit(
+            KEPT,
+            "    blank = np.zeros_like(kv[..., :1, :])\n"
+            "    return np.concatenate([kv[..., rows, :], blank], axis=-2)\n",
+        )
+    ],
 )
 def row_for_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 5, 2), 2, [0, 2])
@@ -81,7 +88,7 @@ def path_sorted(submission: Submission, rng: np.random.Generator) -> None:
     catches="the rows are taken along a fixed axis instead of the last but one",
     severity="major",
     story="Caches come as (rows, D), (heads, rows, D) and (layers, batch, heads, rows, D).",
-    mutant=edit(_KEPT, "    return np.take(kv, rows, axis=min(1, kv.ndim - 2))\n"),
+    mutant=edit(KEPT, "    return np.take(kv, rows, axis=min(1, kv.ndim - 2))\n"),
     seen=WRITTEN,
 )
 def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
@@ -95,7 +102,7 @@ def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
     story="np.array([]) has dtype float64 and is not a valid index: it fails when every draft is "
     "rejected.",
     mutant=edit(
-        _KEPT,
+        KEPT,
         "    below = kv[..., np.array(nodes) + first, :]\n"
         "    return np.concatenate([kv[..., :first, :], below], axis=-2)\n",
     ),
@@ -111,7 +118,7 @@ def empty_path_fails(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A gather in place overwrites rows that are still to be read, and the caller's data.",
     mutant=edit(
-        _KEPT,
+        KEPT,
         "    kv[..., : len(rows), :] = kv[..., rows, :]\n    return kv[..., : len(rows), :]\n",
     ),
     seen=WRITTEN,
@@ -127,8 +134,8 @@ def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> No
     catches="the committed cache has another dtype",
     severity="minor",
     story="float64 in a float32 cache doubles its size.",
-    mutant=edit(_KEPT, "    return kv[..., rows, :].astype(np.float64)\n"),
-    also=[edit(_KEPT, "    return kv[..., rows, :].astype(np.float32)\n")],
+    mutant=edit(KEPT, "    return kv[..., rows, :].astype(np.float64)\n"),
+    also=[edit(KEPT, "    return kv[..., rows, :].astype(np.float32)\n")],
 )
 def cache_dtype_changed(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float16):

@@ -152,6 +152,10 @@ def runs_past_the_limit(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="Acceptance figures that include tokens behind the end overstate the drafter.",
     mutant=edit(COUNT, "        accepted += len(drafted)\n"),
+    also=[
+        edit(COUNT, "        accepted += len(until_end(drafted, eos_id))\n"),
+        edit(COUNT, "        accepted += len(drafted[: limit - len(output)])\n"),
+    ],
     seen=WRITTEN,
 )
 def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generator) -> None:

@@ -16,11 +16,14 @@ _LAWS = "    if not (probs >= 0.0).all() or not (probs.max(axis=1) > 0.0).all():
 _NUMBERS = "    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n"
 
 
-def draft(rng: np.random.Generator, spoilt: float | None = None) -> np.ndarray:
-    """A draft of two rows, one of its values spoilt."""
+def draft(
+    rng: np.random.Generator, spoilt: float | None = None, row: int | None = None
+) -> np.ndarray:
+    """A draft of two rows, one of its values spoilt, in this row or in any."""
     log_q = -rng.integers(1, 64, (2, VOCABULARY)) / 8.0
     if spoilt is not None:
-        log_q[int(rng.integers(2)), int(rng.integers(VOCABULARY))] = spoilt
+        row = int(rng.integers(2)) if row is None else row
+        log_q[row, int(rng.integers(VOCABULARY))] = spoilt
     return np.asarray(log_q)
 
 
@@ -32,10 +35,12 @@ def draft(rng: np.random.Generator, spoilt: float | None = None) -> np.ndarray:
     severity="minor",
     story="NaN compares false with everything and can come out as the heaviest.",
     mutant=edit(_DRAFT, "    if np.isposinf(log_q).any():\n"),
+    also=[edit(_DRAFT, "    if np.isnan(log_q[:1]).any() or np.isposinf(log_q).any():\n")],
     dimension="robustness",
 )
 def nan_in_the_draft_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    refused(submission, "build_tree", draft(rng, np.nan), 3)
+    for row in range(2):
+        refused(submission, "build_tree", draft(rng, np.nan, row), 3)
 
 
 @trap(
@@ -43,10 +48,12 @@ def nan_in_the_draft_accepted(submission: Submission, rng: np.random.Generator) 
     severity="minor",
     story="A test for NaN alone lets it through.",
     mutant=edit(_DRAFT, "    if np.isnan(log_q).any():\n"),
+    also=[edit(_DRAFT, "    if np.isnan(log_q).any() or np.isposinf(log_q[:1]).any():\n")],
     dimension="robustness",
 )
 def infinity_in_the_draft_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    refused(submission, "build_tree", draft(rng, np.inf), 3)
+    for row in range(2):
+        refused(submission, "build_tree", draft(rng, np.inf, row), 3)
 
 
 @trap(

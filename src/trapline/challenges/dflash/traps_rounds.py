@@ -92,11 +92,12 @@ def end_first_in_a_round(submission: Submission, rng: np.random.Generator) -> No
         edit(
             COUNT,
             "        if len(output) + len(fresh) < limit and eos_id not in fresh:\n    " + COUNT,
-        )
+        ),
+        edit(COUNT, "        if bonus != eos_id:\n    " + COUNT),
     ],
 )
 def accepted_misses_the_last_round(submission: Submission, rng: np.random.Generator) -> None:
-    for end in (1, 5):
+    for end in (1, 3, 5):
         settings = {"end": end, "max_new_tokens": 12, "budget": 4}
         told(submission, rng, table.perfect_draft, 3, compare=["accepted"], **settings)
 
