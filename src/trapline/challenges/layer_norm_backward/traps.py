@@ -8,6 +8,7 @@ from trapline.challenges.layer_norm_backward import (
     traps_inputs,
     traps_parameters,
     traps_refusals,
+    traps_slips,
     traps_statistics,
 )
 
@@ -20,4 +21,5 @@ PARTS = (
     traps_inputs,
     traps_refusals,
     traps_check,
+    traps_slips,
 )

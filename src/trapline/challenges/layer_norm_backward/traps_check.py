@@ -233,6 +233,7 @@ def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="With h = 1e-2 the tolerance must be so loose that wrong gradients pass.",
     mutant=edit(STEP, "STEP = 0.2"),
+    also=[edit(STEP, f"STEP = {step}") for step in ("0.1", "1e-2")],
 )
 def check_step_too_large(submission: Submission, rng: Rng) -> None:
     """Inputs that drift give errors below 1e-3 as well; a step of 0.2 does not."""
@@ -663,13 +664,18 @@ def check_names_exchanged(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="gradient_check answers the largest error alone, or errors without their names",
+    catches="gradient_check answers the largest error alone, or errors without their names, or "
+    "under other ones",
     severity="major",
     story="One number is enough for an assertion; the caller asks for three by name.",
     mutant=edit(_RETURN, "    return max(errors.values())\n"),
     also=[
         edit(_RETURN, f"    return {answer}\n")
-        for answer in ("tuple(errors.values())", "list(errors.values())")
+        for answer in (
+            "tuple(errors.values())",
+            "list(errors.values())",
+            "dict(zip(('x', 'gamma', 'beta'), errors.values(), strict=True))",
+        )
     ],
 )
 def check_without_names(submission: Submission, rng: Rng) -> None:
@@ -677,11 +683,101 @@ def check_without_names(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="gradient_check answers arrays instead of numbers",
+    catches="gradient_check answers arrays, or whether all is well, instead of numbers",
     severity="minor",
     story="An error for each direction, or a sum that kept an axis, is no number to compare.",
     mutant=edit(_RETURN, "    return {name: np.array([e]) for name, e in errors.items()}\n"),
-    also=[edit(_RETURN, "    return {name: np.array(e) for name, e in errors.items()}\n")],
+    also=[
+        edit(_RETURN, f"    return {{name: {answer} for name, e in errors.items()}}\n")
+        for answer in ("np.array(e)", "e < 1e-5", "bool(e > 1e-4)")
+    ],
 )
 def check_answers_arrays(submission: Submission, rng: Rng) -> None:
+    right_passes(submission, rng)
+
+
+@trap(
+    catches="only the lengths of the analytic and the numerical derivatives are compared: a "
+    "gradient in another direction passes",
+    severity="major",
+    story="The difference of the norms stands for the norm of the difference.",
+    mutant=edit(_ERROR, "float(abs(np.linalg.norm(analytic) - np.linalg.norm(numeric)) / scale)"),
+    also=[edit(_ERROR, "float(np.linalg.norm(np.abs(analytic) - np.abs(numeric)) / scale)")],
+    control=right_passes,
+)
+def check_of_lengths(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    for place, name in enumerate(NAMES):
+        spoiled = passes(partial(scaled, place, -1.0))
+        check_errors(gradient_errors(submission, spoiled, p), name, low=1.5)
+
+
+@trap(
+    catches="analytic and numerical derivatives are added where they are to be subtracted, or the "
+    "difference quotient has the wrong sign",
+    severity="major",
+    story="f(x − h) − f(x + h), and every right gradient is off by 2.",
+    mutant=edit(_ERROR, _ERROR.replace("analytic - numeric", "analytic + numeric")),
+    also=[edit("(shifted(1.0) - shifted(-1.0))", "(shifted(-1.0) - shifted(1.0))")],
+)
+def check_with_the_wrong_sign(submission: Submission, rng: Rng) -> None:
+    check_errors(gradient_errors(submission, _linear(), problem(rng, (2, 3, 6))), None)
+
+
+@trap(
+    catches="the error is divided by the smaller of |a| and |n| instead of the larger",
+    severity="minor",
+    story="min and max are exchanged; a gradient of zeros is then off by 1e12.",
+    mutant=edit(_SCALE, "max(min(np.linalg.norm(analytic), np.linalg.norm(numeric)), 1e-12)"),
+)
+def check_relative_to_the_smaller(submission: Submission, rng: Rng) -> None:
+    _errors_of_scaled(submission, rng, 0.25, 0.75)
+    _errors_of_scaled(submission, rng, 4.0, 0.75)
+
+
+@trap(
+    catches="the floor under |a| and |n| is far above 1e-12, and small gradients pass",
+    severity="major",
+    story="1e-12 becomes 1e-8, or 1e-3, or 1, to be safe from a division by zero.",
+    mutant=edit(_SCALE, _SCALE.replace("1e-12", "1e-3")),
+    also=[edit(_SCALE, _SCALE.replace("1e-12", floor)) for floor in ("1.0", "1e-6")],
+    control=right_passes,
+)
+def check_with_a_high_floor(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    small = p._replace(dy=p.dy * 1e-8)
+    errors = gradient_errors(submission, passes(partial(scaled, 0, 2.0)), small)
+    check_errors(errors, "dx", low=0.3)
+
+
+@trap(
+    catches="the backward pass under test does not get what the contract says: the whole answer of "
+    "forward in place of its cache, or its arguments exchanged",
+    severity="major",
+    story="backward(dy, cache) is called as it is written elsewhere.",
+    mutant=edit(_GRADIENTS, "gradients = backward(dy, forward(*inputs))"),
+    also=[
+        edit(_GRADIENTS, "gradients = backward(forward(*inputs)[1], dy)"),
+        edit(_GRADIENTS, "gradients = backward(dy, *forward(*inputs)[1])"),
+    ],
+)
+def check_calls_backward_wrongly(submission: Submission, rng: Rng) -> None:
+    right_passes(submission, rng)
+
+
+@trap(
+    catches="every direction moves all elements of a row alike, which layer norm does not see: dx "
+    "is compared with rounding",
+    severity="major",
+    story="A step in all of x is the simplest direction, and not a random one.",
+    mutant=edit("rng.choice([-1.0, 1.0], value.shape)", "np.ones(value.shape)"),
+    also=[
+        edit("spread * rng.choice([-1.0, 1.0], value.shape)", "np.ones(value.shape)"),
+        edit(
+            "rng.choice([-1.0, 1.0], value.shape)",
+            "rng.choice([-1.0, 1.0], value.shape[:-1] + (1,)) + np.zeros(value.shape)",
+        ),
+    ],
+)
+def check_moves_all_alike(submission: Submission, rng: Rng) -> None:
     right_passes(submission, rng)
