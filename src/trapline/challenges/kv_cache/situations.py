@@ -93,3 +93,11 @@ def rows_of_one_size(submission: Submission, rng: Rng) -> None:
         rows = np.ones((3, 2, 4)) * rng.choice([-1.0, 1.0], (3, 2, 4))
         twin.put(twin.add(), 0, rows, -rows)
         twin.check()
+
+
+def zeros_alone(submission: Submission, rng: Rng) -> None:
+    """Rows of zeros: every scale and every number of levels gives them back."""
+    for twin in twins(submission, rng, QUANTISED, layers=1):
+        rows = np.zeros((3, 2, 4))
+        twin.put(twin.add(), 0, rows, rows)
+        twin.check()

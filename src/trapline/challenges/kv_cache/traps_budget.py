@@ -1,11 +1,12 @@
 """Bugs of the sum that says how much context fits."""
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import Mutant, edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import Rng, context
 from trapline.challenges.kv_cache.traps_sizes import SPEC
 
 BUDGET = "budget = utilization * gpu_bytes - weight_bytes - reserve_bytes"
+TERMS = '{"bytes_per_token": bytes_per_token, "budget_bytes": budget}'
 TOKENS = "tokens = max(0, math.floor(budget / bytes_per_token))"
 PER_POSITION = "2 * math.prod(sizes) / 8"
 
@@ -18,6 +19,64 @@ PER_POSITION = "2 * math.prod(sizes) / 8"
 )
 def budget_never_negative(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**34, 0.5, 3 * 2**32, 0)
+
+
+def _terms(bytes_per_token: str, budget: str) -> Mutant:
+    """The terms that are reported, beside tokens that are right."""
+    return edit(TERMS, f'{{"bytes_per_token": {bytes_per_token}, "budget_bytes": {budget}}}')
+
+
+def _whole_budget(submission: Submission, _rng: Rng) -> None:
+    context(submission, {**SPEC, "num_layers": 1}, 2**36, 1.0, 0, 0)
+
+
+@trap(
+    catches="the term budget_bytes is not the numerator of the sum: nothing is subtracted in it, "
+    "or it is what the tokens take",
+    severity="major",
+    story="The number of tokens is right, and its explanation is that of another sum.",
+    mutant=_terms("bytes_per_token", "utilization * gpu_bytes"),
+    also=[
+        _terms("bytes_per_token", budget)
+        for budget in (
+            "tokens * bytes_per_token",
+            "gpu_bytes",
+            "gpu_bytes - weight_bytes - reserve_bytes",
+            "utilization * gpu_bytes - weight_bytes",
+        )
+    ],
+    control=_whole_budget,
+)
+def budget_of_another_sum(submission: Submission, _rng: Rng) -> None:
+    context(submission, SPEC, 2**36, 0.75, 5 * 2**30, 3 * 2**30)
+
+
+@trap(
+    catches="the term bytes_per_token is not that of the sum: one layer's, that of keys alone, or "
+    "cut to whole bytes",
+    severity="major",
+    story="The number of tokens is right, and its explanation is that of another sum.",
+    mutant=_terms('bytes_per_token / spec["num_layers"]', "budget"),
+    also=[
+        _terms(a_token, "budget")
+        for a_token in (
+            "bytes_per_token / 2",
+            "8 * bytes_per_token",
+            "int(bytes_per_token)",
+            "math.ceil(bytes_per_token)",
+        )
+    ],
+)
+def token_of_another_sum(submission: Submission, _rng: Rng) -> None:
+    context(submission, SPEC, 2**36, 0.75, 5 * 2**30, 3 * 2**30)
+    context(
+        submission,
+        {**SPEC, "num_layers": 1, "num_kv_heads": 1, "head_dim": 3, "bits": 3},
+        10_000,
+        1.0,
+        0,
+        0,
+    )
 
 
 @trap(
@@ -57,7 +116,7 @@ def weights_ignored(submission: Submission, _rng: Rng) -> None:
     mutant=edit(BUDGET, "budget = utilization * (gpu_bytes - reserve_bytes) - weight_bytes"),
 )
 def utilization_after_the_reserve(submission: Submission, _rng: Rng) -> None:
-    context(submission, SPEC, 2**36, 0.5, 2**34, 2**32)
+    context(submission, SPEC, 2**36, 0.5, 5 * 2**30, 3 * 2**30)
 
 
 @trap(
@@ -67,7 +126,7 @@ def utilization_after_the_reserve(submission: Submission, _rng: Rng) -> None:
     mutant=edit(BUDGET, "budget = utilization * (gpu_bytes - weight_bytes) - reserve_bytes"),
 )
 def utilization_after_the_weights(submission: Submission, _rng: Rng) -> None:
-    context(submission, SPEC, 2**36, 0.5, 2**34, 2**32)
+    context(submission, SPEC, 2**36, 0.5, 5 * 2**30, 3 * 2**30)
 
 
 @trap(

@@ -6,6 +6,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
+    EACH,
     PLAIN,
     QUANTISED,
     Rng,
@@ -262,3 +263,20 @@ def scores_of_all_pairs(submission: Submission, rng: Rng) -> None:
     rise, pairs = fresh.session.peak_bytes() - before, total * total
     check_attention(out[-2:], q[-2:], k, v, "chunked_prefill")
     expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all scores are {pairs >> 18}")
+
+
+_ANSWER = "        return out\n\n    def _register"
+
+
+@trap(
+    catches="chunked_prefill answers float64 for float32 queries",
+    severity="minor",
+    story="The array of all answers is made without a dtype.",
+    mutant=edit("np.empty(q.shape, q.dtype)", "np.empty(q.shape)"),
+    also=[edit(_ANSWER, _ANSWER.replace("out", "out.astype(float)"))],
+)
+def prefill_comes_out_wider(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, EACH, layers=1, dtype=np.float32):
+        seq, q, k, v = twin.add(), twin.queries(3), twin.rows(3), twin.rows(3)
+        out = submission.chunked_prefill(twin.cache, seq, 0, q, k, v, 2)
+        expect.array(out, shape=q.shape, dtype=q.dtype, what="chunked_prefill")

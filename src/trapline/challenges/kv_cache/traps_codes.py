@@ -5,7 +5,7 @@ import numpy as np
 from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import QUANTISED, Rng, Twin, twins
-from trapline.challenges.kv_cache.situations import rows_of_one_size, three_quarters
+from trapline.challenges.kv_cache.situations import rows_of_one_size, three_quarters, zeros_alone
 from trapline.challenges.kv_cache.traps_rows import WRITE
 
 BLIND = "an answer written from this prompt alone"
@@ -49,6 +49,29 @@ def largest_without_sign(submission: Submission, rng: Rng) -> None:
         twin = Twin(submission, rng, kind, bits, layers=1)
         rows = np.tile(np.array([-5.0, 1.1, 2.0, 0.45]), (2, 2, 1))
         twin.put(twin.add(), 0, rows, -rows)
+        twin.check()
+
+
+def _positive_rows(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, QUANTISED, layers=1):
+        twin.put(twin.add(), 0, np.abs(twin.rows(3)), np.abs(twin.rows(3)))
+        twin.check()
+
+
+_ROUNDED = "np.clip(np.rint(x / divisor), -self.top, self.top)"
+
+
+@trap(
+    catches="negative elements come back as 0, or as positive ones",
+    severity="major",
+    story="Codes between 0 and the top one, or of magnitudes.",
+    mutant=edit(_ROUNDED, "np.clip(np.rint(x / divisor), 0, self.top)"),
+    also=[edit(_ROUNDED, "np.abs(np.rint(x / divisor))")],
+    control=_positive_rows,
+)
+def negative_elements_lost(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, QUANTISED, layers=1):
+        twin.add(3)
         twin.check()
 
 
@@ -251,5 +274,109 @@ def levels_disagree(submission: Submission, rng: Rng) -> None:
         twin = Twin(submission, rng, kind, bits, layers=1)
         top = 2.0 ** (bits - 1) - 1
         rows = np.tile(np.array([top, -top, 1.0, 2.0]), (2, 2, 1))
+        twin.put(twin.add(), 0, rows, -rows)
+        twin.check()
+
+
+@trap(
+    catches="the scale is taken from something else than a row's largest magnitude: half its "
+    "range, its deviation, its mean magnitude or its first element",
+    severity="major",
+    story="Measures that suit asymmetric codes, or most elements.",
+    mutant=edit(LARGEST, "largest = np.ptp(x, axis=-1, keepdims=True) / 2"),
+    also=[
+        edit(LARGEST, f"largest = {measure}")
+        for measure in (
+            "3 * np.sqrt((x * x).mean(axis=-1, keepdims=True))",
+            "3 * x.std(axis=-1, keepdims=True)",
+            "2 * np.abs(x).mean(axis=-1, keepdims=True)",
+            "np.abs(x[..., :1])",
+        )
+    ],
+)
+def scale_of_another_measure(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, QUANTISED, layers=1, width=6):
+        rows = np.tile(np.array([0.9, -5.0, 1.1, 2.0, 0.45, 9.0]), (2, 2, 1))
+        twin.put(twin.add(), 0, rows, -rows)
+        twin.check()
+
+
+_TOP = "self.top = 2 ** (bits - 1) - 1"
+
+
+@trap(
+    catches="steps are wider than a / (2^(bits−1) − 1): scales are rounded up to a power of two, "
+    "or have a margin, or codes use fewer levels",
+    severity="major",
+    story="Half a step is then more than the error that is allowed.",
+    mutant=edit(LARGEST, f"{LARGEST}\n        largest *= 1.1"),
+    also=[
+        edit(LARGEST, LARGEST + "\n        largest = " + wider)
+        for wider in (
+            "np.exp2(np.ceil(np.log2(np.where(largest == 0, 1, largest)))) * (largest > 0)",
+            "self.top * np.exp2(np.ceil(np.log2(np.where(largest == 0, 1, largest) / self.top)))"
+            " * (largest > 0)",
+        )
+    ]
+    + [edit(_TOP, "self.top = 2 ** (bits - 1) - 2"), edit(_TOP, "self.top = 2 ** (bits - 2) - 1")],
+    seen=BLIND,
+)
+def steps_too_wide(submission: Submission, rng: Rng) -> None:
+    for kind, bits in QUANTISED:
+        twin = Twin(submission, rng, kind, bits, layers=1, width=64)
+        rows = rng.uniform(-4.5, 4.5, (4, 2, 64))
+        rows[..., 0] = 4.5
+        twin.put(twin.add(), 0, rows, -rows)
+        twin.check()
+
+
+@trap(
+    catches="something is added to the largest magnitude, which is wrong for small rows",
+    severity="minor",
+    story="A guard against a division by zero that is as large as the smallest rows.",
+    mutant=edit(LARGEST, f"{LARGEST} + 1e-4"),
+    also=[edit(LARGEST, f"{LARGEST} + 1e-3")],
+)
+def scale_with_an_addend(submission: Submission, rng: Rng) -> None:
+    for kind, bits in QUANTISED:
+        twin = Twin(submission, rng, kind, bits, layers=1, width=64)
+        rows = rng.uniform(-1e-3, 1e-3, (4, 2, 64))
+        rows[..., 0] = 1e-3
+        twin.put(twin.add(), 0, rows, -rows)
+        twin.check()
+
+
+@trap(
+    catches="codes are scaled by 2^bits − 1, or by 127 whatever bits says, and wrap or are cut",
+    severity="major",
+    story="The levels of unsigned codes, or those of 8 bits for 4.",
+    mutant=edit(_TOP, "self.top = 2**bits - 1"),
+    also=[edit(_TOP, "self.top = 127"), edit(_TOP, "self.top = 2**bits // 2 * 2 - 2")],
+    control=zeros_alone,
+)
+def levels_of_unsigned_codes(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, QUANTISED, layers=1):
+        twin.add(3)
+        twin.check()
+
+
+_CODES = "return (nibbles ^ 8).astype(np.int8) - np.int8(8)"
+
+
+@trap(
+    catches="4-bit codes are stored as two's complement and read with an offset, or the other way "
+    "round, or with another offset",
+    severity="major",
+    story="Two functions follow two conventions.",
+    mutant=edit(_CODES, "return nibbles.astype(np.int8) - np.int8(8)"),
+    also=[
+        edit(_CODES, "return nibbles.astype(np.int8) - np.int8(7)"),
+        edit(_CODES, "return (nibbles ^ 8).astype(np.int8) - np.int8(7)"),
+    ],
+)
+def nibbles_read_with_an_offset(submission: Submission, rng: Rng) -> None:
+    for kind in ("quantized", "paged_quantized"):
+        twin = Twin(submission, rng, kind, 4, layers=1)
+        rows = np.tile(np.array([7.0, 5, -1, -6]), (2, 2, 1))
         twin.put(twin.add(), 0, rows, -rows)
         twin.check()

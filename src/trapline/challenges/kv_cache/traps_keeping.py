@@ -17,17 +17,25 @@ from trapline.challenges.kv_cache.traps_room import GROWING, TAKE
 
 
 @trap(
-    catches="positions come back in ascending order",
+    catches="positions come back in ascending order, always or where all of them are kept",
     severity="critical",
     story="A boolean mask is used where an order is given.",
     seen="an answer written from this prompt alone",
     control=kept_in_order,
     mutant=edit("        return indices\n", "        return np.sort(indices)\n"),
+    also=[
+        edit(
+            "if np.array_equal(indices, np.arange(len(indices))):",
+            "if len(indices) in (0, self.length(seq)):",
+        )
+    ],
 )
 def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
         seq = twin.add(9)
         twin.keep(seq, [0, 1, 8, 3, 5])
+        twin.check()
+        twin.keep(seq, [4, 0, 3, 1, 2])
         twin.check()
 
 
@@ -110,7 +118,8 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="keep leaves as many leading pages alone as positions keep their place anywhere",
+    catches="keep leaves leading pages alone in which positions move: the page of the first move, "
+    "or as many pages as positions keep their place anywhere",
     severity="major",
     story="Pages in front may stay only up to the first position that moves; with the matches "
     "counted instead, a page whose positions change places stays as it was.",
@@ -120,11 +129,17 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
         "        fixed = int(moved[0]) // self.page_size\n",
         "        fixed = (len(indices) - len(moved)) // self.page_size\n",
     ),
+    also=[
+        edit("int(moved[0]) // self.page_size", more)
+        for more in ("-(-int(moved[0]) // self.page_size)", "self._pages_for(int(moved[0]) + 1)")
+    ],
 )
 def keep_counts_unmoved_positions(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED):
         seq = twin.add(12)
         twin.keep(seq, [1, 0, *range(2, 12)])
+        twin.check()
+        twin.keep(seq, [0, 2, 1, *range(3, 12)])
         twin.check()
 
 

@@ -191,6 +191,11 @@ def page_for_every_layer(submission: Submission, rng: Rng) -> None:
     story="The limit is implemented for the paged cache only, and the dense cache grows without "
     "bound.",
     mutant=edit("if n > self._capacity_left(layer):", "if False:"),
+    also=[
+        edit(  # what a layer holds beyond the others is not counted
+            "used = sum(counts[layer] for counts", "used = sum(min(counts) for counts"
+        )
+    ],
 )
 def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, (("dense", None), ("quantized", 8)), page=3, pages=3):
@@ -199,6 +204,9 @@ def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
         for layer in range(2):
             twin.refuses(MemoryError, "append", seq, layer, rows, rows)
         other = twin.add()
+        twin.refuses(MemoryError, "append", other, 0, rows, rows)
+        twin.free(seq)
+        twin.append(other, 9, [0])
         twin.refuses(MemoryError, "append", other, 0, rows, rows)
 
 

@@ -102,6 +102,37 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
         )
 
 
+_POOLS = "sum(pool.nbytes for pool in self.pools) + tables"
+_ARRAYS = "sum(array.nbytes for fields in held for array in fields)"
+
+
+@trap(
+    catches="nbytes() leaves the rows out, or counts elements, or eighths where bytes are meant",
+    severity="minor",
+    story="Only the tables are counted, or an array's size is taken for its bytes.",
+    mutant=edits((_POOLS, "tables"), (_ARRAYS, "0")),
+    also=[
+        edit(_POOLS, "tables"),
+        edits(
+            (_POOLS, _POOLS.replace("nbytes", "size")), (_ARRAYS, _ARRAYS.replace("nbytes", "size"))
+        ),
+        edits(
+            (_POOLS, _POOLS.replace("nbytes", "nbytes // 8")),
+            (_ARRAYS, _ARRAYS.replace("nbytes", "nbytes // 8")),
+        ),
+    ],
+)
+def nbytes_without_rows(submission: Submission, rng: Rng) -> None:
+    for kind in ("dense", "paged"):
+        twin = Twin(submission, rng, kind, width=64, page=8, pages=8)
+        twin.add(64)
+        least = 64 * 2 * 2 * 2 * 64 * 8
+        claim = claimed_bytes(twin)
+        expect.that(
+            claim >= least, f"nbytes() is too small: {claim} of {kind}, and rows take {least}"
+        )
+
+
 @trap(
     catches="nbytes() counts a shared page once for every sequence that holds it",
     severity="minor",
@@ -380,7 +411,7 @@ def nibbles_swapped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="with an odd head_dim the last 4-bit code is dropped",
+    catches="with an odd head_dim the last or the first 4-bit code is dropped",
     severity="major",
     story="D // 2 bytes are allocated for D codes.",
     mutant=edits(
@@ -396,6 +427,7 @@ def nibbles_swapped(submission: Submission, rng: Rng) -> None:
             "    nibbles = np.pad(nibbles, [(0, 0), (0, 0), (0, width - nibbles.shape[-1])])",
         ),
     ),
+    also=[edit("axis=-1)[..., :width]", "axis=-1)[..., -width:]")],
 )
 def odd_width_loses_an_element(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):

@@ -85,6 +85,23 @@ def _within_a_page(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="attend with more queries than a page holds positions is refused",
+    severity="major",
+    story="The queries of one step are to lie in one page.",
+    control=_two_positions,
+    mutant=edits(_refused(ATTEND, "len(q) > self.page_size")),
+    also=[
+        edits(_refused(ATTEND, "len(q) > self.page_size"), PREFILL_ALONE),
+        edits(_refused(ATTEND, "len(q) > self.page_size and isinstance(self, PagedCache)")),
+    ],
+)
+def queries_of_several_pages_refused(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, EACH, layers=1):
+        seq, q = twin.add(9), twin.queries(6)
+        check_attention(twin.cache.attend(seq, 0, q), q, *twin.stored(seq, 0))
+
+
+@trap(
     catches="append of more positions than a page holds is refused",
     severity="major",
     story="One page is taken for each append, and the rows do not fit into it.",

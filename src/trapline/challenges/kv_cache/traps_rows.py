@@ -247,6 +247,34 @@ def length_of_the_last_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    catches="length() leaves out layers that hold nothing yet",
+    severity="major",
+    story="Empty layers are taken for layers without a count.",
+    control=layers_in_step,
+    mutant=edit(
+        "return min(self.counts[seq])", "return min(filter(None, self.counts[seq]), default=0)"
+    ),
+)
+def length_without_empty_layers(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, EACH, layers=3):
+        twin.append(twin.add(), 3, [0, 2])
+        twin.check()
+
+
+@trap(
+    catches="length() is the mean over the layers",
+    severity="major",
+    story="The positions of all layers are divided by the number of layers.",
+    control=layers_in_step,
+    mutant=edit("return min(self.counts[seq])", "return sum(self.counts[seq]) // self.num_layers"),
+)
+def length_of_the_mean_layer(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, EACH):
+        twin.append(twin.add(1), 4, [0])
+        twin.check()
+
+
+@trap(
     catches="positions that truncate dropped come back in front of what is appended next",
     severity="critical",
     story="The length is lowered, but the rows stay in the page, and append goes behind them.",

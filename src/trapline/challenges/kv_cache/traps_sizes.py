@@ -115,12 +115,18 @@ def four_bit_context(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    catches="weights that do not fit give a negative context",
+    catches="weights that do not fit give a negative context, or that without its sign",
     severity="major",
     story="A negative context compared in unsigned arithmetic looks very large.",
     mutant=edit(
         "max(0, math.floor(budget / bytes_per_token))", "math.floor(budget / bytes_per_token)"
     ),
+    also=[
+        edit(
+            "max(0, math.floor(budget / bytes_per_token))",
+            "abs(math.floor(budget / bytes_per_token))",
+        )
+    ],
 )
 def negative_context(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**34, 0.5, 2**34, 0)
@@ -156,13 +162,19 @@ def utilization_of_the_rest(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    catches="the reserve for activations is not subtracted",
+    catches="the reserve for activations is not subtracted: it is ignored, added, or hidden by the "
+    "weights where they are larger",
     severity="major",
     story="A long prompt then has no memory left for its activations.",
     mutant=edit("- weight_bytes - reserve_bytes", "- weight_bytes"),
+    also=[
+        edit("- weight_bytes - reserve_bytes", "- weight_bytes + reserve_bytes"),
+        edit("- weight_bytes - reserve_bytes", "- max(weight_bytes, reserve_bytes)"),
+    ],
 )
 def reserve_ignored(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 1.0, 0, 2**33)
+    context(submission, SPEC, 2**36, 0.75, 5 * 2**30, 3 * 2**30)
 
 
 @trap(

@@ -24,6 +24,11 @@ def _attends(
     check_attention(twin.cache.attend(seq, 0, q), q, k, v)
 
 
+def few_queries(submission: Submission, rng: Rng) -> None:
+    """One block of queries, whatever its size."""
+    _attends(submission, rng)
+
+
 @trap(
     catches="the mask lets every query see one position of its future",
     severity="major",
@@ -84,13 +89,96 @@ def scale_upside_down(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the scale is that of the page size or of another number, not of the head width",
+    catches="the scale is that of the page size, of the number of heads, queries or positions, or "
+    "of another number, not of the head width",
     severity="minor",
-    story="A constant 1/√64 from a usual head width.",
+    story="A constant 1/√64 from a usual head width, or another axis of the same array.",
     mutant=edit("width**-0.5", "64**-0.5"),
+    also=[edit("width**-0.5", f"{other}**-0.5") for other in ("heads", "positions", "n")],
 )
 def scale_of_a_usual_width(submission: Submission, rng: Rng) -> None:
     _attends(submission, rng, n=1)
+    _attends(submission, rng)
+
+
+def _ordinary(submission: Submission, rng: Rng) -> None:
+    """Scores that every bound and every base can hold, of one position: its weight is 1."""
+    _attends(submission, rng, positions=1, n=1)
+
+
+@trap(
+    catches="the weights are powers of 2 or of 10 instead of e: exp2 without the factor log₂ e",
+    severity="major",
+    story="exp2 is the faster function, and the scale is to hold the factor.",
+    mutant=edit("np.exp(scores)", "np.exp2(scores)"),
+    also=[edit("np.exp(scores)", "np.power(scores.dtype.type(10), scores)")],
+    control=_ordinary,
+)
+def powers_of_another_base(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng)
+
+
+_SUM = "weights.sum(axis=-1, keepdims=True)"
+
+
+@trap(
+    catches="a small number is added to the sum of the weights, and the answer shrinks",
+    severity="minor",
+    story="A guard against a division by zero, although every query sees itself.",
+    mutant=edit(_SUM, f"({_SUM} + 1e-6)"),
+    also=[edit(_SUM, f"({_SUM} + {small})") for small in ("1e-8", "1e-12")],
+)
+def sum_with_an_addend(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng)
+
+
+def _clipped(bound: int) -> Mutant:
+    """Scores between −bound and bound before the softmax, beside the mask."""
+    return insert_before(
+        "    last_visible = np.arange(n)", f"    scores = np.clip(scores, -{bound}, {bound})\n"
+    )
+
+
+@trap(
+    catches="scores are clipped to a bound before the softmax: large ones get equal weights",
+    severity="major",
+    story="A clip in place of the largest score, or beside it, against an overflow.",
+    mutant=_clipped(50),
+    also=[_clipped(bound) for bound in (20, 500)],
+    control=few_queries,
+)
+def scores_clipped(submission: Submission, rng: Rng) -> None:
+    for sign in (1, -1):
+        twin = Twin(submission, rng, "dense", layers=1)
+        k, v, seq = np.full((5, 2, 4), 30.0), twin.rows(5), twin.add()
+        k += rng.uniform(0, 0.1, k.shape)
+        twin.put(seq, 0, k, v)
+        q = np.full((3, 2, 4), 20.0 * sign)
+        check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+def _window(size: str) -> Mutant:
+    """Only so many positions are seen."""
+    return insert_before(
+        SCORES,
+        f"    scores[..., np.arange(positions) <= last_visible - {size}] = -np.inf\n",
+    )
+
+
+@trap(
+    catches="a query sees only the most recent positions, not all up to its own",
+    severity="major",
+    story="A sliding window, or the last pages alone, from another model.",
+    mutant=_window("64"),
+    also=[_window(size) for size in ("8", "512")],
+    control=few_queries,
+)
+def attention_in_a_window(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=38)
+    k, v, q = twin.rows(600), twin.rows(600), twin.queries(2)
+    seq = twin.add()
+    twin.put(seq, 0, k, v)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
 
 
 @trap(
