@@ -48,7 +48,7 @@ def _whole_budget(submission: Submission, _rng: Rng) -> None:
     control=_whole_budget,
 )
 def budget_of_another_sum(submission: Submission, _rng: Rng) -> None:
-    context(submission, SPEC, 2**36, 0.75, 5 * 2**30, 3 * 2**30)
+    context(submission, SPEC, 2**36, 0.75, 5 * 2**30, 3 * 2**30 + 2**16)
 
 
 @trap(
