@@ -327,7 +327,7 @@ def _of_types(
     a, b, c, x = distinct(rng, 4)
     above = [-1, -1, 1]
     for kind in parents:
-        same_mask(submission, np.array(above, dtype=kind), int(rng.integers(3)))
+        same_mask(submission, np.array(above, dtype=kind), int(rng.integers(1, 4)))
     for kind in ids:
         tree = np.array([a, b, c], dtype=kind), np.array(above, dtype=parents[0])
         choices = np.array([b, x, c, a], dtype=kind)

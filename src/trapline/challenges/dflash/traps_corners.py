@@ -56,7 +56,7 @@ def tie_parent_before_depth(submission: Submission, rng: np.random.Generator) ->
     ),
 )
 def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> None:
-    prefix_len = int(rng.integers(3))
+    prefix_len = int(rng.integers(1, 4))
     chain = np.arange(-1, 69)
     want = np.tri(71, prefix_len + 71, prefix_len, dtype=bool)
     expect.equal(submission.tree_mask(chain, prefix_len), want, "the mask of a chain")

@@ -96,6 +96,13 @@ def ties_as_found(submission: Submission, rng: np.random.Generator) -> None:
         edit(CUT, "        candidates = np.sort(np.argpartition(-row, count - 1)[:count])\n"),
         edit(CUT, "        candidates = np.sort(np.argpartition(-row, count)[:count])\n"),
         edit(CUT, "        candidates = np.sort(np.argpartition(row, -count)[-count:])\n"),
+        edit(
+            CUT,
+            "        candidates = np.flatnonzero(row > -np.inf)\n"
+            "        if candidates.size > count:\n"
+            "            kept = np.argpartition(row[candidates], -count)[-count:]\n"
+            "            candidates = np.sort(candidates[kept])\n",
+        ),
     ],
     seen=WRITTEN,
 )
