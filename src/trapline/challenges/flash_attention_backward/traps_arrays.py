@@ -418,6 +418,40 @@ def saved_arrays_unchecked(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
+    catches="neither the dtype nor the shape of dout, out and lse is checked: they are reshaped, "
+    "and of another shape anything of the same size is accepted",
+    severity="minor",
+    story="Only q, k and v are looked at; with heads and queries exchanged the numbers fit.",
+    mutant=edit(
+        CHECKED,
+        "    dout = np.reshape(dout, (*q.shape[:3], *dout.shape[3:]))\n"
+        "    out = np.reshape(out, (*q.shape[:3], *out.shape[3:]))\n"
+        "    lse = np.reshape(lse, q.shape[:3])\n",
+    ),
+    also=[
+        edit(
+            CHECKED,
+            "    dout, out = np.reshape(dout, q.shape), np.reshape(out, q.shape)\n"
+            "    lse = np.reshape(lse, q.shape[:3])\n",
+        ),
+        # out is not used.
+        edit(
+            CHECKED,
+            "    dout, lse = np.reshape(dout, q.shape), np.reshape(lse, q.shape[:3])\n"
+            "    out = flash_attention(q, k, v, causal=causal, tile=tile)[0]\n",
+        ),
+    ],
+    dimension="robustness",
+    seen=BLIND,
+    control=ordinary,
+)
+def saved_arrays_reshaped(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, out, lse = draw(Shape(H=2, G=2, T=3, S=3), rng, False)
+    exchanged = dout.swapaxes(1, 2).copy()
+    expect.raises(REFUSALS, submission.flash_attention_backward, exchanged, q, k, v, out, lse)
+
+
+@trap(
     catches="integer gradients are accepted",
     severity="minor",
     story="np.ones with an integer dtype as upstream gradient passes every multiplication.",

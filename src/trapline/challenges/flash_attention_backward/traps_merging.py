@@ -62,6 +62,20 @@ def new_tile_not_rescaled(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
+    catches="the sum of a new tile is added without its factor exp(its maximum − the common one), "
+    "while its weighted values have it",
+    severity="major",
+    story="As if a new tile always held the greatest score so far.",
+    mutant=traps_tiles.new_sum_not_rescaled.mutant,
+    also=[in_both(traps_tiles.new_sum_not_rescaled.mutant)],
+    seen=BLIND_FORWARD,
+    control=ordinary,
+)
+def new_sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
+    two_tiles(submission, rng, [0.5] * 4 + [-0.5] * 4)
+
+
+@trap(
     catches="a running mean is rescaled as if it were a sum, by the change of the maximum alone",
     severity="critical",
     story="A mean that is divided by its sum in every tile has to be rescaled by the old sum over "

@@ -273,14 +273,12 @@ _AGAIN = "flash_attention(q, k, v, tile=tile)"
 
 
 @trap(
-    catches="the backward pass makes out or lse again without the causal mask",
+    catches="the backward pass makes out again without the causal mask, alone or with lse",
     severity="major",
     story="`causal` is not handed on; without it nothing shows.",
     mutant=insert_after(CHECKED, f"    out, lse = {_AGAIN}\n"),
-    also=[
-        insert_after(CHECKED, f"    lse = {_AGAIN}[1]\n"),
-        insert_after(CHECKED, f"    out = {_AGAIN}[0]\n"),
-    ],
+    # lse alone is a trap of its own: hidden keys in the normaliser.
+    also=[insert_after(CHECKED, f"    out = {_AGAIN}[0]\n")],
     control=_unmasked,
 )
 def made_again_without_causal(submission: Submission, rng: np.random.Generator) -> None:

@@ -98,6 +98,24 @@ def new_tile_not_rescaled(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
+    catches="the sum of a new tile is added without its factor exp(its maximum − the common one), "
+    "while its weighted values have it",
+    severity="major",
+    story="As if a new tile always held the greatest score so far.",
+    mutant=edit(
+        SUM,
+        "own = scores.max(axis=1)\n"
+        "        own = np.exp(scores - np.where(own == -np.inf, 0, own)[:, None]).sum(axis=1)\n"
+        "        total = total * correction + own",
+    ),
+    seen=WRITTEN,
+    control=one_tile,
+)
+def new_sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *with_logits(rng, np.repeat([0.5, -0.5], 4), 8, np.float64), tile=4)
+
+
+@trap(
     catches="the output is divided by the running sum in every tile, and never multiplied back",
     severity="major",
     story="Right in the last tile and wrong for what came before it; one tile does not show it.",
