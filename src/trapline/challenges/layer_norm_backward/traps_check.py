@@ -16,6 +16,7 @@ from trapline.challenges.layer_norm_backward.cases import (
     Grads,
     Problem,
     Rng,
+    Spoil,
     check_errors,
     gradient_errors,
     passes,
@@ -567,10 +568,10 @@ def _check_noticed(
 
 
 def _errors_of_scaled(submission: Submission, rng: Rng, by: float, want: float) -> None:
-    """Each gradient in turn is wrong by this factor: its relative error is known."""
+    """Each gradient in turn is wrong by this factor: its error is known, whatever the step is."""
     p = problem(rng, (2, 3, 5))
     for place, name in enumerate(NAMES):
-        error = gradient_errors(submission, passes(partial(scaled, place, by)), p)[name]
+        error = gradient_errors(submission, _linear(partial(scaled, place, by)), p)[name]
         good = abs(error - want) < 1e-3
         expect.that(good, f"{name} times {by} is off by {want}, not by {error:.3g}")
 
@@ -578,25 +579,25 @@ def _errors_of_scaled(submission: Submission, rng: Rng, by: float, want: float) 
 def _errors_of_threes(submission: Submission, rng: Rng) -> None:
     """With dy = 3 and gradients half as long again each error is 1/3; ones give 7/9 and 1/2.
 
-    All elements of dbeta are equal. Of an odd number of random signs no sum is 0, so that no choice
-    of directions loses the slope.
+    All elements of a gradient are equal. Of an odd number of random signs no sum is 0, so that no
+    choice of directions loses the slope.
     """
-    p = problem(rng, (2, 3, 7))
-    checked = passes(lambda grads: (1.5 * grads[0], 1.5 * grads[1], 1.5 * grads[2]))
+    p = problem(rng, (1, 3, 7))
+    checked = _linear(lambda grads: (1.5 * grads[0], 1.5 * grads[1], 1.5 * grads[2]))
     p = p._replace(dy=np.full_like(p.dy, 3.0))
     for name, error in gradient_errors(submission, checked, p).items():
         good = abs(error - 1 / 3) < 1e-3
         expect.that(good, f"{name} is half as long again, not off by {error:.3g}")
 
 
-def _linear() -> Checked:
-    """A forward pass that is linear in each input, and its gradients."""
+def _linear(spoil: Spoil = lambda grads: grads) -> Checked:
+    """A forward pass that is linear in each input, and its gradients; `spoil` makes them wrong."""
 
     def run_forward(x: Array, gamma: Array, beta: Array) -> tuple[Array, tuple[Array]]:
         return 2.0 * x + gamma + beta, (x,)
 
     def run_backward(dy: Array, _: tuple[Array]) -> Grads:
-        return 2.0 * dy, dy.sum((0, 1)), dy.sum((0, 1))
+        return spoil((2.0 * dy, dy.sum((0, 1)), dy.sum((0, 1))))
 
     return Checked(Stub(run_forward), Stub(run_backward))
 
