@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from trapline.arena.errors import SubmissionRaised
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
@@ -300,3 +301,36 @@ def only_the_sign_of_eps_checked(submission: Submission, rng: Rng) -> None:
 )
 def only_negative_eps_refused(submission: Submission, rng: Rng) -> None:
     _refuses(submission, problem(rng, eps=0.0))
+
+
+@trap(
+    catches="shapes are compared by their number of elements alone: dy, gamma and beta of another "
+    "shape are accepted",
+    severity="minor",
+    story="One check of sizes for all arrays, which are reshaped to rows afterwards.",
+    mutant=edits(
+        (_SHAPES, "gamma.size != width or beta.size != width"),
+        (
+            _DY_SHAPE,
+            f"if dy.size == x_hat.size:\n        dy = dy.reshape(x_hat.shape)\n    {_DY_SHAPE}",
+        ),
+    ),
+    dimension="robustness",
+    seen=WRITTEN_BLIND,
+)
+def shapes_compared_by_size(submission: Submission, rng: Rng) -> None:
+    """Fails only if nothing is refused: one array alone is another bug."""
+    p = plain(rng)
+    _, cache = forward(submission, p)
+    B, T, D = p.dy.shape
+    for entry, args in (
+        ("layer_norm_forward", p._replace(gamma=p.gamma[None]).args),
+        ("layer_norm_forward", p._replace(beta=p.beta[None]).args),
+        ("layer_norm_backward", (p.dy.reshape(T, B, D), cache)),
+    ):
+        try:
+            getattr(submission, entry)(*args)
+        except SubmissionRaised:
+            return
+    shapes = "gamma and beta of shape (1, D), dy of shape (T, B, D)"
+    expect.that(False, f"accepted what ValueError or TypeError should refuse: {shapes}")
