@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.layer_norm_backward.cases import Array, Rng, check_both
+from trapline.challenges.layer_norm_backward.cases import Array, Rng, check_both, forward
 from trapline.challenges.layer_norm_backward.situations import (
     WRITTEN_BLIND,
     check_y,
@@ -220,3 +221,36 @@ def rms_norm(submission: Submission, rng: Rng) -> None:
 )
 def mean_absolute_deviation(submission: Submission, rng: Rng) -> None:
     check_y(submission, far_from_eps(rng))
+
+
+_MEAN_BY_WEIGHTS = "centred = wide - (wide @ np.full(x.shape[-1], 1 / x.shape[-1]))[..., None]"
+
+
+@trap(
+    catches="the mean of a constant row is not the value that all its elements have: 1 / D is "
+    "rounded, and where the values are huge, what is left of them is far above eps and y is not "
+    "beta",
+    severity="minor",
+    story="D times the rounded 1 / D is not 1; a residual of 1e14 is normalised to 1.",
+    mutant=edit(CENTRED, _MEAN_BY_WEIGHTS),
+    also=[
+        # Centred twice: the residual is smaller, and still large against eps.
+        edit(
+            CENTRED,
+            f"{_MEAN_BY_WEIGHTS}\n    centred = centred"
+            " - (centred @ np.full(x.shape[-1], 1 / x.shape[-1]))[..., None]",
+        ),
+        edit(CENTRED, "centred = wide - np.sum(wide * (1 / x.shape[-1]), axis=-1, keepdims=True)"),
+    ],
+    seen=WRITTEN_BLIND,
+    control=ordinary_float32,
+)
+def huge_constant_rows(submission: Submission, rng: Rng) -> None:
+    """float64 holds the sum of so few equal float32 values exactly; of scaled ones it is D."""
+    for width in (7, 11, 49):
+        p = plain(rng, (2, 16, width), np.float32)
+        rows = rng.uniform(1e29, 1e30, (2, 16, 1)).astype(np.float32)
+        p = p._replace(x=np.repeat(rows, width, axis=-1))
+        y, _ = forward(submission, p)
+        y = expect.array(y, shape=p.x.shape, dtype=p.x.dtype, what="y")
+        expect.close(y, np.broadcast_to(p.beta, y.shape), rtol=1e-6, what="y of constant rows")

@@ -14,8 +14,9 @@ def layer_norm_forward(x, gamma, beta, eps=1e-5):
     scale = np.max(np.abs(rows), axis=1, keepdims=True, initial=1)  # (N, 1)
     rows = rows / scale
     mean, var = _welford(rows)
-    # var + eps = scale² · (var of the scaled row + eps / scale²), without squaring the scale.
-    root = np.sqrt(var + (np.sqrt(x.dtype.type(eps)) / scale) ** 2)
+    # var + eps = scale² · (var of the scaled row + eps / scale²), without squaring the scale or
+    # eps / scale², which float32 would lose beside a variance of 0.
+    root = np.hypot(np.sqrt(var), np.sqrt(x.dtype.type(eps)) / scale)
     rstd = 1 / root / scale
     unit = (rows - mean) / root
     unit -= unit.mean(axis=1, keepdims=True)
