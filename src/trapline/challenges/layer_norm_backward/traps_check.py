@@ -782,3 +782,25 @@ def check_calls_backward_wrongly(submission: Submission, rng: Rng) -> None:
 )
 def check_moves_all_alike(submission: Submission, rng: Rng) -> None:
     right_passes(submission, rng)
+
+
+@trap(
+    catches="every element is moved in proportion to its own size: one that is 0 stays where it "
+    "is, and its derivative is not checked",
+    severity="major",
+    story="A relative step suits weights; a beta of zeros, as it is initialised, does not move.",
+    mutant=edit("spread * rng.choice(", "value * rng.choice("),
+    also=[
+        edit(_DIRECTION, f"{_DIRECTION}\n            direction = direction * {size}")
+        for size in ("np.abs(inputs[place])", "(np.abs(inputs[place]) if place else 1.0)")
+    ],
+    seen=WRITTEN_BLIND,
+    control=right_passes,
+)
+def check_with_a_relative_step(submission: Submission, rng: Rng) -> None:
+    """All of beta or of gamma is 0, and all of its gradient is wrong."""
+    p = problem(rng, (2, 3, 6))
+    zeros = np.zeros_like(p.beta)
+    for place, with_zeros in ((2, p._replace(beta=zeros)), (1, p._replace(gamma=zeros))):
+        spoiled = passes(partial(scaled, place, 2.0))
+        _check_noticed(submission, spoiled, with_zeros, NAMES[place], low=1e-4)
