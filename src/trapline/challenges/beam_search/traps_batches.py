@@ -133,14 +133,24 @@ def _equal_shares(share: str) -> Mutant:
     )
 
 
+def _split(split: str) -> Mutant:
+    """The rows are dealt out, to every prompt as many."""
+    return edit(
+        _SHARES,
+        f"    shares = np.{split}(log_probs, len(open_searches))\n"
+        "    for search, share in zip(open_searches, shares, strict=True):\n"
+        "        search.advance(share)\n",
+    )
+
+
 @trap(
-    catches="a prompt's rows of the model's answer are looked for as if all prompts before it had "
-    "as many live beams as it has, or all prompts equally many",
+    catches="the rows of the model's answer are dealt out in equal shares, or a prompt's rows are "
+    "looked for as if all prompts before it had as many live beams as it has",
     severity="major",
     story="The place of the prompt times a number of beams stands for a running offset; that holds "
     "until a prompt has fewer than W possible continuations.",
     mutant=_equal_shares("len(search.beams)"),
-    also=[_equal_shares("share")],
+    also=[_equal_shares("share"), _split("split"), _split("array_split")],
     seen=BLIND,
     control=as_many_beams_each,
 )
