@@ -187,13 +187,20 @@ def one_scale_for_the_tensor(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="scales are stored in float16, too coarse for 8-bit codes and for small rows",
+    catches="scales are stored in float16 or in its smallest steps: too coarse for small rows, and "
+    "the first for 8-bit codes, too",
     severity="major",
     story="A scale of 1e-5 has four bits left in float16.",
     mutant=edit(
         "if self.bits == 4 else codes), scale",
         "if self.bits == 4 else codes), scale.astype(np.float16).astype(np.float32)",
     ),
+    also=[
+        edit(
+            "if self.bits == 4 else codes), scale",
+            "if self.bits == 4 else codes), np.rint(scale * 2**24) * np.float32(2**-24)",
+        )
+    ],
 )
 def scales_in_half_precision(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:

@@ -6,7 +6,7 @@ import numpy as np
 
 from trapline.arena.errors import SubmissionRaised
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     EACH,
@@ -16,7 +16,13 @@ from trapline.challenges.kv_cache.cases import (
     check_attention,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD, claimed_bytes, layers_in_step, never_forked
+from trapline.challenges.kv_cache.situations import (
+    BAD,
+    claimed_bytes,
+    layers_in_step,
+    never_forked,
+    rows_of_one_size,
+)
 
 
 @trap(
@@ -149,11 +155,19 @@ def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+def _floor(least: str) -> Mutant:
+    """No scale is smaller than this."""
+    return edit("(largest / self.top)", f"np.maximum(largest / self.top, {least})")
+
+
 @trap(
     catches="a floor under the scale lies above the scale of the smallest rows allowed",
     severity="minor",
-    story="An epsilon of 1e-5, as used for a layer norm, is too large here.",
-    mutant=edit("(largest / self.top)", "np.maximum(largest / self.top, 1e-5 * (largest > 0))"),
+    story="An epsilon of 1e-5, as used for a layer norm, is too large here; so is one of 1e-4.",
+    seen="an answer written from this prompt alone",
+    mutant=_floor("1e-5 * (largest > 0)"),
+    also=[_floor(least) for least in ("1e-4", "np.finfo(np.float16).tiny", "1e-2 / self.top")],
+    control=rows_of_one_size,
 )
 def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):

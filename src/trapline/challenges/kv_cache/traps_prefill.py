@@ -175,12 +175,46 @@ def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
+_CHECK_QUERIES = "        self._check_queries(q)\n        self._check_rows(k, v)\n"
+_CHECK_LENGTHS = (
+    "        if len(q) != len(k):\n"
+    '            raise ValueError(f"{len(q)} queries for {len(k)} new positions")\n'
+)
+_ALL_AT_ONCE = (
+    "        held = self.counts[seq][layer]\n"
+    "        if len(k):\n            self.append(seq, layer, k, v)\n"
+)
+_BY_CHUNKS = (
+    (
+        "        self._reserve(seq, layer, len(k))\n        for start in",
+        "        keys, values = self.view(seq, layer)\n        for start in",
+    ),
+    (
+        "            self.append(seq, layer, k[part], v[part])\n",
+        "            end = held + start + len(q[part])\n",
+    ),
+    ("self.attend(seq, layer, q[part])", "attention(q[part], keys[:end], values[:end])"),
+)
+
+
 @trap(
-    catches="wrong queries are detected only after the first chunk is stored",
+    catches="wrong queries are detected only after the keys and values, or a first chunk of them, "
+    "are stored",
     severity="minor",
     story="The caller corrects the query and prefills again, behind the first chunk.",
     dimension="robustness",
     mutant=edit("self._check_queries(q)\n        self._check_rows(k, v)", "self._check_rows(k, v)"),
+    also=[
+        edits(
+            (
+                _CHECK_QUERIES,
+                f"        self._check_rows(k, v)\n{_ALL_AT_ONCE}        self._check_queries(q)\n",
+            ),
+            *_BY_CHUNKS,
+        ),
+        edits((_CHECK_LENGTHS, _ALL_AT_ONCE + _CHECK_LENGTHS), *_BY_CHUNKS),
+    ],
+    seen="an answer written from this prompt alone",
 )
 def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):

@@ -126,10 +126,12 @@ def nbytes_without_rows(submission: Submission, rng: Rng) -> None:
     for kind in ("dense", "paged"):
         twin = Twin(submission, rng, kind, width=64, page=8, pages=8)
         twin.add(64)
-        least = 64 * 2 * 2 * 2 * 64 * 8
+        rows = 64 * 2 * 2 * 2 * 64 * 8
         claim = claimed_bytes(twin)
+        # One layer of two, or keys only, is another bug.
         expect.that(
-            claim >= least, f"nbytes() is too small: {claim} of {kind}, and rows take {least}"
+            claim >= rows // 4,
+            f"nbytes() is far too small: {claim} of {kind}, and rows take {rows}",
         )
 
 
