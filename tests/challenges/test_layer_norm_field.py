@@ -22,7 +22,14 @@ TRAPS = {
     "textbook": set(),
     "bloated-cache": {"bloated-cache"},
     "naive-variance": {"huge-constant-rows", "mean-1e8"},
-    "wrong-derivation": {"gamma-after-the-means", "gamma-missing-in-dx"},
+    "wrong-derivation": {
+        "another-gamma-in-dx",
+        "beta-for-gamma",
+        "dy-divided-by-gamma",
+        "gamma-after-the-means",
+        "gamma-missing-in-dx",
+        "gamma-twice-in-dx",
+    },
     "confident": {
         "check-of-a-few-elements",
         "dy-broadcast",

@@ -376,11 +376,6 @@ def _starts_over(block: int) -> Mutant:
     )
 
 
-def few_queries(submission: Submission, rng: Rng) -> None:
-    """One block of queries, whatever its size."""
-    _attends(submission, rng)
-
-
 def _attends_many(submission: Submission, rng: Rng) -> None:
     """More queries than a block of 512 holds."""
     twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=38)
