@@ -41,7 +41,7 @@ def test_few_failures_get_the_same_findings(wrong):
 def test_after_its_last_comparison_the_rest_is_unnamed(wrong, monkeypatch):
     challenge, failures = wrong
     whole, runs = found(challenge, failures, quick=False)
-    monkeypatch.setattr(diagnosis, "QUICK_RUNS", 1)
+    monkeypatch.setattr(diagnosis, "QUICK_RUNS", 30)
     causes, fewer = found(challenge, failures, quick=True)
     assert causes[0] == whole[0]
     assert "unnamed" in causes

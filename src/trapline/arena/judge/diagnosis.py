@@ -57,7 +57,7 @@ LEAST_OF_ENDS = 0.5
 #: Exceptions by which a contract refuses; an answer that refuses too much raises them on purpose.
 REFUSALS = ("raises ValueError", "raises TypeError")
 #: A quick diagnosis looks for no further cause after so many comparisons with a mutant.
-QUICK_RUNS = 150
+QUICK_RUNS = 200
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
 ECHO = 0.25
 

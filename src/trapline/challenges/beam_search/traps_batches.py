@@ -260,21 +260,6 @@ def rows_of_another_order(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    catches="only the first prompt of a batch is searched, or answered",
-    severity="major",
-    story="Code for one prompt is wrapped in a list.",
-    mutant=edit("for search in searches if search.beams]", "for search in searches[:1]]"),
-    also=[
-        edit(RETURN, RETURN.replace("in searches", "in searches[:1]")),
-        edit("for prompt in prompts]\n", "for prompt in list(prompts)[:1]]\n"),
-    ],
-    control=lambda submission, rng: _two_lengths(submission, rng, 1),
-)
-def only_the_first_prompt(submission: Submission, rng: np.random.Generator) -> None:
-    _two_lengths(submission, rng, 2)
-
-
-@trap(
     catches="answers come in the order in which prompts finish",
     severity="major",
     story="A batch that retires finished prompts must return their answers in the original order.",

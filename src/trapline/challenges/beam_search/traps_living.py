@@ -532,23 +532,7 @@ def end_rated_alone(submission: Submission, rng: np.random.Generator) -> None:
     sums_of_two_beams(submission, rng)
 
 
-_SPLIT = "        parents, tokens = np.divmod(chosen, totals.shape[1])\n"
 _TOTALS = "        totals = self.sums[:, None] + log_probs\n"
-
-
-@trap(
-    catches="places in the flattened sums are split wrongly into parent and token: divided by the "
-    "number of beams, or quotient and rest exchanged",
-    severity="major",
-    story="Rows are beams and columns are tokens; the divisor is the length of a row.",
-    mutant=edit(_SPLIT, _SPLIT.replace("shape[1]", "shape[0]")),
-    also=[
-        edit(_SPLIT, _SPLIT.replace("totals.shape[1]", "self.rules.beam_width")),
-        edit(_SPLIT, _SPLIT.replace("parents, tokens", "tokens, parents")),
-    ],
-)
-def places_split_wrongly(submission: Submission, rng: np.random.Generator) -> None:
-    sums_of_two_beams(submission, rng)
 
 
 @trap(

@@ -569,19 +569,3 @@ def _stops_after_a_step(submission: Submission, rng: np.random.Generator, longes
 )
 def bound_of_the_step_before(submission: Submission, rng: np.random.Generator) -> None:
     _stops_after_a_step(submission, rng, 4)
-
-
-_WHILE = "    while any(search.beams for search in searches):\n"
-
-
-@trap(
-    catches="max_new_tokens steps are made in any case: when all prompts have stopped the model is "
-    "called without any prefix",
-    severity="major",
-    story="A loop over a range, without a look at what is alive.",
-    mutant=edit(_WHILE, "    for _ in range(max_new_tokens if searches else 0):\n"),
-    also=[edit(_WHILE, "    for _ in range(max_new_tokens):\n")],
-    control=lambda submission, rng: _stops_after_a_step(submission, rng, 1),
-)
-def always_all_steps(submission: Submission, rng: np.random.Generator) -> None:
-    _stops_after_a_step(submission, rng, 4)

@@ -17,7 +17,6 @@ from trapline.challenges.dflash.traps_committing import KEPT, same_rows
 from trapline.challenges.dflash.traps_generating import COUNT
 from trapline.challenges.dflash.traps_mask import MASK, family_mask, same_mask
 from trapline.challenges.dflash.traps_sampling import ALMOST_ONE, EXCEEDING, LAST, TENTHS, sampled
-from trapline.challenges.dflash.traps_tree import WHILE
 
 # --- build_tree -----------------------------------------------------------------------------------
 
@@ -76,22 +75,6 @@ def _nearly_equal(submission: Submission, rng: np.random.Generator, apart: float
 )
 def weights_rounded(submission: Submission, rng: np.random.Generator) -> None:
     _nearly_equal(submission, rng, 2.0**-45)
-
-
-@trap(
-    catches="the tree has no more nodes than the draft has entries, tokens or a fixed number, "
-    "whatever the budget",
-    severity="major",
-    story="A bound on the budget that counts tokens, not prefixes.",
-    mutant=insert_before(WHILE, "    budget = min(budget, log_q.size)\n"),
-    also=[
-        insert_before(WHILE, f"    budget = min(budget, {bound})\n")
-        for bound in ("log_q.shape[1]", "16", "32", "64", "128", "256")
-    ],
-)
-def tree_cut_at_a_bound(submission: Submission, rng: np.random.Generator) -> None:
-    log_q = -rng.integers(1, 9, (5, 3)) / 8.0
-    table.same_tree(submission, log_q, 300)
 
 
 # --- tree_mask ------------------------------------------------------------------------------------
