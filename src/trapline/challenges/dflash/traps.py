@@ -9,10 +9,10 @@ from trapline.challenges.dflash import (
     traps_committing,
     traps_corners,
     traps_generating,
+    traps_indices,
     traps_laws,
     traps_levels,
     traps_mask,
-    traps_plain,
     traps_refusals,
     traps_rounds,
     traps_sampling,
@@ -39,5 +39,5 @@ PARTS = (
     traps_refusals,
     traps_shapes,
     traps_bounds,
-    traps_plain,
+    traps_indices,
 )

@@ -4,11 +4,11 @@ from trapline.challenges.layer_norm_backward import (
     traps_cache,
     traps_check,
     traps_epsilon,
+    traps_factors,
     traps_formula,
     traps_inputs,
     traps_parameters,
     traps_refusals,
-    traps_slips,
     traps_statistics,
 )
 
@@ -21,5 +21,5 @@ PARTS = (
     traps_inputs,
     traps_refusals,
     traps_check,
-    traps_slips,
+    traps_factors,
 )

@@ -1,4 +1,4 @@
-"""Plain slips of both passes: a factor too many, another axis, another array."""
+"""A factor too many or too few, another axis, another array: in both passes."""
 
 import numpy as np
 

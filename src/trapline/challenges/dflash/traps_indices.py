@@ -1,4 +1,4 @@
-"""Plain slips: a bound, an index or an array that is nearly the right one."""
+"""A bound, an index or an array that is nearly the right one."""
 
 import numpy as np
 
