@@ -25,3 +25,16 @@ def test_trapline_is_never_shown():
 def test_package_that_is_not_installed_is_named():
     with pytest.raises(MissingError, match="no-such-thing"):
         packages.entries(("no_such.thing",))
+
+
+def test_program_of_a_package_in_a_folder_of_its_own_is_found(tmp_path, monkeypatch):
+    """As `pip install --target` leaves it: the record says ../../bin, the file lies in bin."""
+    info = tmp_path / "checker-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: checker\nVersion: 1.0\n")
+    (info / "RECORD").write_text("../../bin/checker,,\nchecker-1.0.dist-info/RECORD,,\n")
+    program = tmp_path / "bin" / "checker"
+    program.parent.mkdir()
+    program.write_bytes(b"\x7fELF")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert packages.entries(("checker",))["bin/checker"] == program

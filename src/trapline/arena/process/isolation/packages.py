@@ -53,7 +53,10 @@ def _entries_of(name: str) -> dict[str, Path]:
     for file in found.files:
         top = file.parts[0]
         if top == "..":
-            shown.update(_script(file.name, Path(str(found.locate_file(file)))))
+            # `pip install --target` lists a program where another installation would have it.
+            listed = Path(str(found.locate_file(file)))
+            there = root / "bin" / file.name
+            shown.update(_script(file.name, listed if listed.is_file() else there))
         elif top != "__pycache__" and not top.endswith(".pth"):
             shown[top] = root / top
     return {name: path for name, path in shown.items() if path.exists()}
