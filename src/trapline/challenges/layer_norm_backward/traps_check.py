@@ -746,7 +746,7 @@ def check_relative_to_the_smaller(submission: Submission, rng: Rng) -> None:
 )
 def check_with_a_high_floor(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
-    small = p._replace(dy=p.dy * 1e-8)
+    small = p._replace(dy=p.dy * 1e-10)
     errors = gradient_errors(submission, passes(partial(scaled, 0, 2.0)), small)
     check_errors(errors, "dx", low=0.3)
 
