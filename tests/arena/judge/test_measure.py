@@ -1,12 +1,14 @@
 """Speed and memory: costs that other work does not change, and growth that no allocator hides."""
 
 import math
+import os
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -62,6 +64,7 @@ def speed(sorting, monkeypatch):
         monkeypatch.setattr(measure, "_burst", Fake(seconds))
         monkeypatch.setattr(measure, "quiet", nullcontext)
         monkeypatch.setattr(measure, "paused", lambda _: nullcontext())
+        monkeypatch.setattr(measure, "kept_to", lambda *_: nullcontext())
         rng = np.random.default_rng(1)
         return measure.speed(sorting, "submission", "reference", rng, rounds)[0]
 
@@ -102,7 +105,7 @@ def test_skipped_work_is_found_in_the_calls_that_decide(speed, skipped):
 
 def test_rounds_that_do_not_agree_are_followed_by_others(speed):
     assert speed(reference=[1.0], submission=[1.0]).evidence["rounds"] == 6
-    noisy = speed(reference=[1.0], submission=[1.0 + 0.31 * n for n in range(97)])
+    noisy = speed(reference=[1.0], submission=[2.0, *[1.0] * 4, *[2.0] * 3])
     assert noisy.evidence["rounds"] == 6 * measure.MOST_ROUNDS
 
 
@@ -113,6 +116,66 @@ def test_rounds_that_do_not_agree_are_followed_by_others(speed):
 def test_further_rounds_are_run_only_where_they_may_change_the_score(speed, seconds, score, rounds):
     found = speed(reference=[1.0], submission=[seconds])
     assert (found.score, found.evidence["rounds"]) == (score, rounds)
+
+
+#: What shares a core with a processor makes it slower, whoever runs there.
+SLOWED = [1.0, 1.6, 1.0, 1.6, 1.6, 1.0]
+
+
+def test_slow_processors_do_not_change_the_ratio(speed):
+    """A round's turns are taken on the same one; the first call is the warm-up."""
+    slowed = [factor for factor in SLOWED for _ in range(measure.BURST)]
+    reference, submission = ([c, *(c * factor for factor in slowed)] for c in (0.003, 0.02))
+    found = speed(reference=reference, submission=submission)
+    assert found.evidence["ratio"] == pytest.approx(0.15)
+
+
+def processors_of(submission):
+    return {frozenset(os.sched_getaffinity(p)) for p in submission.session.running.processes()}
+
+
+@pytest.fixture
+def where(sorting, level, monkeypatch):
+    """On which processors each turn was taken; `cost`: seconds that every call is said to use."""
+
+    def run(cost=None):
+        seen = []
+        burst = measure._burst
+
+        def watched(racer, prepare, rng, n):
+            seen.append((racer, processors_of(racer)))
+            answers = burst(racer, prepare, rng, n)
+            return [replace(one, processor=cost) for one in answers] if cost else answers
+
+        monkeypatch.setattr(measure, "_burst", watched)
+        config = sorting.sandbox_config(level)
+        with (
+            Submission(sorting.solution, config) as one,
+            Submission(sorting.solution, config) as other,
+        ):
+            for racer in (one, other):
+                racer.start(sorting.plan.entry_points)
+            measure.speed(sorting, one, other, np.random.default_rng(1), 2)
+            everywhere = {frozenset(os.sched_getaffinity(0))}
+            assert processors_of(one) == processors_of(other) == everywhere
+        return seen
+
+    return run
+
+
+def test_both_racers_run_on_one_processor_in_each_round(where):
+    _, _, *turns = where()
+    assert len(turns) >= 4
+    places = [place for _, place in turns]
+    assert all(len(processors) == 1 for place in places for processors in place)
+    assert places[0::2] == places[1::2]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert places[0] != places[2]
+
+
+def test_answer_that_uses_several_processors_keeps_them(where):
+    everywhere = {frozenset(os.sched_getaffinity(0))}
+    assert all(place == everywhere for _, place in where(cost=1000.0))
 
 
 class Racer:

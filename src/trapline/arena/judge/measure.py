@@ -3,10 +3,11 @@
 import fcntl
 import math
 import os
+import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +31,15 @@ FULL_ROUNDS = 14
 LEAST_ROUNDS, DECIDED_BY = 2, 1.5
 #: Rounds that do not agree are followed by others: up to so many times the planned ones.
 MOST_ROUNDS = 2
-#: The cheapest quarter of the calls decides: the dearest of it is what a call costs.
-DECIDING_SHARE = 0.25
+#: Of the calls of a turn, the dearest of so many cheapest is what a call costs in it.
+DECIDING = 2
 #: A call costs at least this share of the fastest one's time on the clock, without what other
 #: programs add. Processor time that a submission hides, in processes that have ended, buys no more.
 LEAST_SHARE = 0.4
 #: Halves of the rounds that differ by no more than this share agree.
 AGREED = 0.03
+#: A call that used so many times the time on the clock works on several processors.
+PARALLEL = 1.5
 #: The speed of the same code in two sandboxes differs by up to this share, beside other work.
 SAME_SPEED = 0.08
 #: Errors up to twice a careful implementation's score 100; a thousand times its error, 0.
@@ -85,32 +88,38 @@ def speed(
 ) -> tuple[Dimension, dict[str, Any]]:
     """What a call of the reference costs over what one of the submission does.
 
-    The cost is processor time, which other work on the machine hardly changes.
+    The cost is processor time, which other work on the machine hardly changes. What shares a core
+    with one processor still makes it slower for seconds, so both racers take a round's turns on the
+    same one, and rounds go from one to the next. The median of the rounds' ratios counts.
     """
     prepare = SharedDraws(challenge.module("cases").speed)
     plan = challenge.plan.speed or SpeedPlan()
     racers = {"reference": reference, "submission": submission}
-    costs = {name: Costs(rounds * MOST_ROUNDS) for name in racers}
-    ratio, spent = math.inf, dict.fromkeys(racers, math.inf)
+    costs = {name: Costs() for name in racers}
+    processors: Sequence[int] = sorted(os.sched_getaffinity(0))
     for name, racer in racers.items():
         with _blamed(name):
-            _burst(racer, prepare, rng, 1)[0].check()
+            warm_up = _burst(racer, prepare, rng, 1)[0]
+            warm_up.check()
+        if warm_up.is_parallel:
+            processors = ()
+    ratio = math.inf
     while not _settled(costs, rounds) and not _is_decided(ratio, costs, plan):
+        processor = processors[costs["reference"].rounds % len(processors)] if processors else None
         for index in rng.permutation(len(racers)):
             name = list(racers)[index]
             others = [racer for other, racer in racers.items() if other != name]
-            with paused(others), _blamed(name):
+            with paused(others), kept_to(racers[name], processor), _blamed(name):
                 costs[name].add(_burst(racers[name], prepare, rng, BURST))
-        spent = _spent(costs)
-        ratio = spent["reference"] / spent["submission"]
+        ratio = _ratio(costs)
     # Only cheap calls decide, so only skipped work in them would pay: all of these are checked.
     costs["submission"].check()
     score = _speed_score(ratio, plan)
     evidence: dict[str, Any] = {
         "ratio": round(ratio, 4),
         "noise": SAME_SPEED,
-        "milliseconds": {name: round(seconds * 1e3, 4) for name, seconds in spent.items()},
-        "rounds": len(costs["reference"].bursts),
+        "milliseconds": {name: round(1e3 * kept.median, 4) for name, kept in costs.items()},
+        "rounds": costs["reference"].rounds,
     }
     if operations := getattr(challenge.module("cases"), "OPERATIONS", 0):
         evidence["operations"] = operations
@@ -141,31 +150,36 @@ class SharedDraws:
         return call
 
 
-def _spent(costs: dict[str, "Costs"]) -> dict[str, float]:
-    """Seconds of a call of each racer.
+def _ratio(costs: dict[str, "Costs"]) -> float:
+    return statistics.median(_ratios(costs))
+
+
+def _ratios(costs: dict[str, "Costs"]) -> list[float]:
+    """In each round, a call of the reference over one of the submission.
 
     The reference hides nothing. The factor by which its fastest call took longer on the clock,
     without our own work, than its processor time is what other programs add to both.
     """
     reference, submission = costs["reference"], costs["submission"]
-    work = max(_deciding_cost(reference.bursts), 1e-6)
-    added = max(1.0, reference.fastest / work)
-    least = LEAST_SHARE * submission.fastest / added
-    return {"reference": work, "submission": max(_deciding_cost(submission.bursts), least, 1e-6)}
+    added = max(1.0, reference.fastest / max(min(reference.by_round), 1e-6))
+    least = max(LEAST_SHARE * submission.fastest / added, 1e-6)
+    pairs = zip(reference.by_round, submission.by_round, strict=True)
+    return [max(ours, 1e-6) / max(theirs, least) for ours, theirs in pairs]
 
 
 def _settled(costs: dict[str, "Costs"], rounds: int) -> bool:
     """Whether the planned rounds are done, and agree or have been repeated often enough."""
-    done = len(costs["reference"].bursts)
-    if done < rounds:
-        return False
-    agreed = all(kept.noise() <= AGREED for kept in costs.values())
-    return agreed or done >= MOST_ROUNDS * rounds
+    done = costs["reference"].rounds
+    if done < rounds or done >= MOST_ROUNDS * rounds:
+        return done >= rounds
+    ratios = _ratios(costs)
+    halves = [statistics.median(ratios[start::2]) for start in (0, 1)]
+    return max(halves) <= (1.0 + AGREED) * min(halves)
 
 
 def _is_decided(ratio: float, costs: dict[str, "Costs"], plan: SpeedPlan) -> bool:
     """Whether the score is 0 or 100 by far."""
-    done = len(costs["reference"].bursts)
+    done = costs["reference"].rounds
     slower, faster = ratio / DECIDED_BY, ratio * DECIDED_BY
     return done >= LEAST_ROUNDS and _speed_score(slower, plan) == _speed_score(faster, plan)
 
@@ -192,48 +206,46 @@ class TimedAnswer:
         """Processor time; work that several processors share costs what the clock says."""
         return min(self.processor, self.clock)
 
+    @property
+    def is_parallel(self) -> bool:
+        return self.processor > PARALLEL * self.clock
+
     def check(self) -> None:
         self.call.check(self.timed.answer())
 
 
 class Costs:
-    """What the calls of one racer cost. Of their answers the cheapest are kept: they decide."""
+    """What the calls of one racer cost. Of the answers of a turn the cheapest are kept: they
+    decide."""
 
-    def __init__(self, most_rounds: int) -> None:
+    def __init__(self) -> None:
         self.bursts: list[list[float]] = []
+        #: What a call costs in each round.
+        self.by_round: list[float] = []
         #: Seconds on the clock of the fastest call.
         self.fastest = math.inf
         self.digests: list[str] = []
-        self._kept = _deciding_count(most_rounds * BURST)
-        self._cheapest: list[TimedAnswer] = []
+        self._deciding: list[TimedAnswer] = []
+
+    @property
+    def rounds(self) -> int:
+        return len(self.by_round)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.by_round)
 
     def add(self, burst: list[TimedAnswer]) -> None:
         self.bursts.append([one.cost for one in burst])
         self.fastest = min(self.fastest, *(one.clock for one in burst))
         self.digests += [one.digest for one in burst]
-        cheapest = sorted([*self._cheapest, *burst], key=lambda one: one.cost)
-        self._cheapest = cheapest[: self._kept]
-
-    def noise(self) -> float:
-        """By which share two halves of the rounds differ: the same code against itself."""
-        halves = [_deciding_cost(self.bursts[start::2]) for start in (0, 1)]
-        return max(halves) / max(min(halves), 1e-6) - 1.0
+        cheapest = sorted(burst, key=lambda one: one.cost)[:DECIDING]
+        self.by_round.append(cheapest[-1].cost)
+        self._deciding += cheapest
 
     def check(self) -> None:
-        """Of the calls that decide."""
-        limit = _deciding_cost(self.bursts)
-        for one in self._cheapest:
-            if one.cost <= limit:
-                one.check()
-
-
-def _deciding_count(calls: int) -> int:
-    return math.ceil(DECIDING_SHARE * calls)
-
-
-def _deciding_cost(bursts: list[list[float]]) -> float:
-    costs = sorted(cost for burst in bursts for cost in burst)
-    return costs[_deciding_count(len(costs)) - 1]
+        for one in self._deciding:
+            one.check()
 
 
 def _burst(
@@ -371,6 +383,19 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def kept_to(submission: Submission, processor: int | None) -> Iterator[None]:
+    """Everything inside runs on this processor alone; None: wherever it likes."""
+    running = submission.session.running
+    if processor is not None:
+        running.keep_to({processor})
+    try:
+        yield
+    finally:
+        if processor is not None:
+            running.keep_to(os.sched_getaffinity(0))
 
 
 @contextmanager

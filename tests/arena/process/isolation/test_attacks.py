@@ -521,6 +521,34 @@ class TestPause:
         attack.running.resume()
         assert attack.outcome() == {"got": "awake"}
 
+    ROAMING = """
+        import os, sys
+        def roam():
+            try:
+                os.sched_setaffinity(0, range(os.cpu_count()))
+            except OSError as error:
+                return type(error).__name__
+            return "moved"
+        def attempt():
+            sys.channel.recv(1)
+            return [roam(), len(os.sched_getaffinity(0))]
+    """
+
+    def roamed(self, start, level, without=()):
+        attack = start(level, self.ROAMING, without)
+        attack.running.keep_to({min(os.sched_getaffinity(0))})
+        attack.channel.sendall(b"x")
+        return attack.outcome()["got"]
+
+    @STRONG
+    def test_process_stays_on_the_processor_that_it_was_given(self, start, level):
+        assert self.roamed(start, level) == ["PermissionError", 1]
+
+    @STRONG
+    def test_without_the_filter_it_runs_where_it_likes(self, start, level):
+        processors = len(os.sched_getaffinity(0))
+        assert self.roamed(start, level, ["seccomp"]) == ["moved", processors]
+
     @EVERY
     def test_paused_process_can_be_killed(self, start, level):
         attack = start(level, "def attempt(): return 1")

@@ -24,6 +24,7 @@ NUMBERS = {
     "perf_event_open": (298, 241),
     "keyctl": (250, 219),
     "sync": (162, 81),
+    "sched_setaffinity": (203, 122),
     "clone3": (435, 435),
     "socketpair": (53, 199),
     "ioctl": (16, 29),
@@ -62,6 +63,11 @@ ELSEWHERE = ("ptrace", "socket", "unshare", "mount", "setuid", "process_vm_readv
 @pytest.mark.parametrize("name", [*ELSEWHERE, "io_uring_setup", "bpf", "perf_event_open", "sync"])
 def test_calls_that_reach_other_processes_are_refused(machine, name):
     assert run(machine, name) == EPERM
+
+
+@MACHINES
+def test_processor_is_chosen_by_the_judge_alone(machine):
+    assert run(machine, "sched_setaffinity") == EPERM
 
 
 @MACHINES

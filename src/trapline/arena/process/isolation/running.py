@@ -65,6 +65,13 @@ class RunningSandbox:
         if not self._group.thaw():
             _signal({self.pid, *_others(self.pid, self._group)}, signal.SIGCONT)
 
+    def keep_to(self, processors: set[int]) -> None:
+        """All threads inside, and those that they start, run on these processors only."""
+        for pid in descendants(self.pid):
+            for task in _tasks(pid):
+                with contextlib.suppress(OSError):  # it has ended
+                    os.sched_setaffinity(task, processors)
+
     def output(self) -> str:
         """The last of what it printed; what it prints never makes it wait."""
         return self._tail.text()
@@ -191,6 +198,13 @@ def descendants(root: int) -> list[int]:
             found.append(pid)
             waiting += children
     return found
+
+
+def _tasks(pid: int) -> list[int]:
+    """The threads of a process; none when it is gone."""
+    with contextlib.suppress(OSError):
+        return [int(task) for task in os.listdir(f"/proc/{pid}/task")]
+    return []
 
 
 def _children(pid: int) -> list[int] | None:

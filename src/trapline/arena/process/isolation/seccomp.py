@@ -3,7 +3,8 @@
 Each entry is a name with its number on x86_64 and on aarch64 ("-": does not exist there). What is
 missing on purpose: sockets other than the inherited channel, namespaces, mounts, ptrace and reading
 other processes' memory, io_uring, bpf, perf, keys, modules, System V memory, changing users or
-capabilities, and `sync`, with which one could slow the neighbours down.
+capabilities, `sync`, with which one could slow the neighbours down, and the choice of a processor,
+which is the judge's while it takes times.
 """
 
 import errno
@@ -37,7 +38,7 @@ kill 62 129, tkill 200 130, tgkill 234 131, getpid 39 172, gettid 186 178, getpp
 getpgid 121 155, getpgrp 111 -, setpgid 109 154, getsid 124 156, setsid 112 157, getuid 102 174,
 geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150,
 getgroups 115 158, getpriority 140 141, sched_yield 24 124, sched_getaffinity 204 123,
-sched_setaffinity 203 122, sched_getparam 143 121, sched_getscheduler 145 120,
+sched_getparam 143 121, sched_getscheduler 145 120,
 sched_get_priority_max 146 125, sched_get_priority_min 147 126, prctl 157 167, arch_prctl 158 -,
 getrlimit 97 163, setrlimit 160 164, prlimit64 302 261, getrusage 98 165, sysinfo 99 179,
 uname 63 160, getrandom 318 278, getcpu 309 168, capget 125 90,
@@ -55,6 +56,7 @@ _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _IOCTL = (16, 29)
 _SOCKETPAIR = (53, 199)
+_SET_AFFINITY = (203, 122)
 _SOCKET, _CONNECT, _BIND, _LISTEN, _ACCEPT4 = (41, 198), (42, 203), (49, 200), (50, 201), (288, 242)
 _SEQPACKET_CLOEXEC = 0x80005
 
@@ -97,9 +99,10 @@ def _gpu_calls(column: int) -> list[bytes]:
     """The CUDA driver makes a local socket over which its own children could get descriptors.
 
     Only sockets of that kind, which cannot send without a connection; connecting always fails.
+    Nothing on a GPU is timed by its processor.
     """
     code = _when(_SOCKET[column], _allow_if_both(0, _AF_UNIX, 1, _SEQPACKET_CLOEXEC))
-    for number in (_BIND, _LISTEN, _ACCEPT4):
+    for number in (_BIND, _LISTEN, _ACCEPT4, _SET_AFFINITY):
         code += [_op(_EQUAL, number[column], 0, 1), _op(_RETURN, _ALLOW)]
     return code + _when(_CONNECT[column], [_op(_RETURN, _ERRNO | errno.ENOENT)])
 
