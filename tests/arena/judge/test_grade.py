@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trapline.arena.judge import expect
+from trapline.arena.judge import expect, measure
+from trapline.arena.judge import grade as grading
 from trapline.arena.judge.grade import Verdict, _score_checks, grade
 from trapline.arena.judge.intake import MAX_BYTES
 from trapline.arena.judge.request import GradeRequest
@@ -41,6 +42,27 @@ def test_gold_solution_is_an_a(gold_cell):
         assert gold_cell.dimensions[name].score == 100, gold_cell.dimensions[name]
     assert gold_cell.dimensions["tests"].score > 60
     assert gold_cell.dimensions["analysis"].score is None
+
+
+def test_memory_is_asked_alike_whoever_is_graded_first(graded, gold_source, sorting, monkeypatch):
+    """The reference is measured once in a process: its draws are not those of the first answer."""
+    cases, drawn = sorting.module("cases"), []
+    prepare = cases.memory
+
+    def watched(submission, rng, size):
+        call = prepare(submission, rng, size)
+        drawn[-1].append(repr(call.args))
+        return call
+
+    monkeypatch.setattr(cases, "memory", watched)
+    monkeypatch.setattr(measure, "_reference_held", {})
+    monkeypatch.setattr(grading, "_measures", lambda _: ["memory"])
+    for _ in range(2):
+        drawn.append([])
+        graded(gold_source)
+    measured = len(drawn[1])
+    assert measured > 1
+    assert drawn[0][-measured:] == drawn[1]
 
 
 def test_bug_falls_into_its_own_trap_only(graded, gold_source, no_measures):

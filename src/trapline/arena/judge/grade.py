@@ -455,9 +455,10 @@ def _precision(
 def _memory(
     request: GradeRequest, challenge: Challenge, submission: Submission, raw: dict[str, Any]
 ) -> Dimension:
-    rng = generator(request.seed, "memory")
-    usual = measure.reference_held(challenge, challenge.sandbox_config(request.level), rng)
-    dimension, raw["memory"] = measure.memory(challenge, submission, usual, rng)
+    # Each draws for itself: the reference is measured once in a process, for all answers.
+    ours, theirs = (generator(request.seed, "memory") for _ in range(2))
+    usual = measure.reference_held(challenge, challenge.sandbox_config(request.level), ours)
+    dimension, raw["memory"] = measure.memory(challenge, submission, usual, theirs)
     return dimension
 
 
