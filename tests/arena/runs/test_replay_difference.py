@@ -93,6 +93,7 @@ def without_answer(sorting, tmp_path, monkeypatch):
     [
         ({"unanswered": "refused: I would rather not (really)"}, "no_answer"),
         ({"unanswered": "truncated: at 100 tokens"}, "no_answer"),
+        ({}, "no_answer"),
         ({"with_starter": False}, "no_answer"),
         ({"intake": Intake({}, "the name of the entrant's folder cannot be printed")}, "fail"),
         ({"trouble": "the provider is down"}, "infra_error"),

@@ -50,6 +50,8 @@ from trapline.arena.record import (
 
 #: A quick grade ends a call after this share of its time limit in processor time.
 QUICK_PROCESSOR_SHARE = 0.1
+#: Why a workspace that nobody wrote in has no answer.
+UNCHANGED = "solution.py is the starter, unchanged"
 #: How the runner calls what nvcc refuses.
 COMPILE_ERROR = "CompileError"
 OnStep = Callable[[str], None]
@@ -87,8 +89,9 @@ def grade(
         elif intake.is_empty:
             _refuse(challenge, verdict, intake.refused)
             verdict.state = "no_answer"
-        elif request.unanswered and _is_starter(challenge, intake):
-            _refuse(challenge, verdict, request.unanswered.join(NO_ANSWER))
+        elif _is_starter(challenge, intake):
+            why = request.unanswered.join(NO_ANSWER) if request.unanswered else UNCHANGED
+            _refuse(challenge, verdict, why)
             verdict.state = "no_answer"
         elif intake.refused:
             _refuse(challenge, verdict, intake.refused)
