@@ -185,7 +185,21 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
             "        for page in getattr(self, 'tables', {}).get(seq, []):\n"
             "            self.holders[page] = 1\n"
             "        self._shrink(seq, 0)\n        self._forget(seq)\n",
-        )
+        ),
+        # The page stays, but counts as free, after truncate and keep as well: the pool outgrows
+        # its size.
+        edit(
+            "            self._release(page)\n        del table[kept:]\n",
+            "            self._release(page)\n"
+            "            if self.holders[page]:\n"
+            "                self.free_pages.append(len(self.holders))\n"
+            "                self.holders.append(0)\n"
+            "                self.pools = tuple(\n"
+            "                    np.concatenate([pool, np.zeros_like(pool[:, :1])], axis=1)\n"
+            "                    for pool in self.pools\n"
+            "                )\n"
+            "        del table[kept:]\n",
+        ),
     ],
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:

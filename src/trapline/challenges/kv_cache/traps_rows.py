@@ -9,6 +9,55 @@ from trapline.challenges.kv_cache.situations import kept_in_order, layers_in_ste
 
 BLIND = "an answer written from this prompt alone"
 WRITE = "self._write(seq, layer, start, self.codec.encode(k) + self.codec.encode(v))"
+#: The rows that truncate leaves in the last page, or in a contiguous sequence, stay there, in forks
+#: as well: whatever is appended goes behind them, and the last rows by the length are not seen.
+_REST_OF_THE_PAGE = edits(
+    (
+        "        self._shrink(seq, n)\n        self.counts[seq] = [n]",
+        "        size = self.page_size * (1 if isinstance(self, PagedCache) else self.num_pages)\n"
+        "        for layer in range(self.num_layers if self.dtype is not None else 0):\n"
+        "            behind = [np.concatenate(both) for both in self._with_behind(seq, layer)]\n"
+        "            self.behind[seq, layer] = tuple(f[n : -(-n // size) * size] for f in behind)\n"
+        "        self._shrink(seq, n)\n"
+        "        self.counts[seq] = [n]",
+    ),
+    (
+        "    def free(self, seq: int)",
+        "    def _with_behind(self, seq, layer):\n"
+        "        self.behind = getattr(self, 'behind', {})\n"
+        "        seen = self._read(seq, layer)\n"
+        "        return zip(seen, self.behind.get((seq, layer), [f[:0] for f in seen]))\n\n"
+        "    def free(self, seq: int)",
+    ),
+    (
+        "        " + WRITE + "\n",
+        "        fields = self.codec.encode(k) + self.codec.encode(v)\n"
+        "        behind = getattr(self, 'behind', {}).get((seq, layer))\n"
+        "        if behind is not None:\n"
+        "            fields = tuple(np.concatenate(both) for both in zip(behind, fields))\n"
+        "            self.behind[seq, layer] = tuple(f[len(k) :] for f in fields)\n"
+        "        self._write(seq, layer, start, tuple(f[: len(k)] for f in fields))\n",
+    ),
+    (
+        "        self._share(seq, child)\n",
+        "        self._share(seq, child)\n"
+        "        self.behind = getattr(self, 'behind', {})\n"
+        "        for (other, layer), rows in list(self.behind.items()):\n"
+        "            if other == seq:\n"
+        "                self.behind[child, layer] = rows\n",
+    ),
+    (
+        "        indices = self._check_indices(seq, indices)\n",
+        "        indices = self._check_indices(seq, indices)\n"
+        "        behind = getattr(self, 'behind', {}).items()\n"
+        "        self.behind = {place: rows for place, rows in behind if place[0] != seq}\n",
+    ),
+    (
+        "            self.truncate(seq, len(indices))\n",
+        "            self._shrink(seq, len(indices))\n"
+        "            self.counts[seq] = [len(indices)] * self.num_layers\n",
+    ),
+)
 
 
 @trap(
@@ -295,6 +344,7 @@ def length_of_the_mean_layer(submission: Submission, rng: Rng) -> None:
             "            self._write(seq, layer, start + old, fields)\n",
         ),
     ),
+    also=[_REST_OF_THE_PAGE],
 )
 def truncated_rows_come_back(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1):
