@@ -119,6 +119,7 @@ def check_blind_to_length(submission: Submission, rng: Rng) -> None:
     seen=WRITTEN_BLIND,
     control=right_passes,
     mutant=insert_after(_DIRECTION, "\n            direction.flat[6:] = 0.0"),
+    also=[insert_after(_DIRECTION, "\n            direction[1:] = 0.0")],
 )
 def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (3, 4, 6))

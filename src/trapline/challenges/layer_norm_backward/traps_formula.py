@@ -42,6 +42,13 @@ def gamma_missing_in_dx(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="gamma differs from feature to feature: it does not commute with a mean over features.",
     mutant=edits((G, "    g = dy\n"), (DX, DX.replace("dx = ", "dx = gamma * "))),
+    also=[
+        # After the first mean alone.
+        edits(
+            (G, "    g = (dy - np.mean(dy, axis=-1, keepdims=True)) * gamma\n"),
+            (DX, DX.replace(" - mean_g", "")),
+        )
+    ],
 )
 def gamma_after_the_means(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, problem(rng), "dx")

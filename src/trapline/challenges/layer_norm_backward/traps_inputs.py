@@ -28,6 +28,23 @@ _WIDE = "wide = x.astype(np.float64)"
 _WIDEN_DY = "    dy = dy.astype(np.float64)\n"
 _SCALED = "    dy *= gamma\n    g = dy\n"
 _RETURN = "return dx.astype(dtype), dgamma.astype(dtype), dbeta.astype(dtype)"
+#: Columns of float64 arrays are views: the first one is subtracted from x twice, once in place, and
+#: gamma is multiplied into dy in place.
+_COLUMNS_IN_PLACE = edits(
+    (
+        f"    {Y}\n",
+        "    if x.dtype == np.float64:\n"
+        "        first = x[..., :1].copy()\n"
+        "        x -= first\n"
+        "        x_hat = (centred - first) * rstd[..., None]\n"
+        f"    {Y}\n",
+    ),
+    (_WIDEN_DY, "    given = dy\n" + _WIDEN_DY),
+    (
+        DX,
+        f"if dtype == np.float64:\n        given *= gamma\n        g = g * gamma\n    {DX}",
+    ),
+)
 
 
 @trap(
@@ -35,6 +52,7 @@ _RETURN = "return dx.astype(dtype), dgamma.astype(dtype), dbeta.astype(dtype)"
     severity="major",
     story="`x -= mean` changes the array that the residual branch still needs.",
     mutant=insert_before(_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    "),
+    also=[_COLUMNS_IN_PLACE],
     control=ordinary_rows,
 )
 def x_modified(submission: Submission, rng: Rng) -> None:
