@@ -359,6 +359,8 @@ def float64_logits_rounded(submission: Submission, rng: Rng) -> None:
         (TILE, TILE.replace("float64", "float32")),
         ("best, places = np.empty(0),", "best, places = np.empty(0, np.float32),"),
     ),
+    # The tiles alone; the winners are held in float64.
+    also=[edit(TILE, TILE.replace("float64", "float32"))],
 )
 def float64_narrowed(submission: Submission, rng: Rng) -> None:
     """Finite in float64, infinite in float32."""

@@ -212,6 +212,14 @@ def masked_tile_refused(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A log-sum-exp kept as one number cannot represent log 2 beside 1e17.",
     mutant=edit(ANSWER, "return np.exp(best - (largest + np.log(total))), places"),
+    also=[
+        # Rounded to the dtype of the logits.
+        edit(
+            ANSWER,
+            "lse = float(logits.dtype.type(largest + np.log(total)))\n"
+            "    return np.exp(best - lse), places",
+        )
+    ],
     control=one_tile,
 )
 def lse_absorbed(submission: Submission, rng: Rng) -> None:

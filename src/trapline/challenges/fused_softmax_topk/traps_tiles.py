@@ -104,6 +104,10 @@ def tile_sum_not_rescaled(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The fold over tiles returns the sum of a tile without the sum so far.",
     mutant=edit(SUM, "return new, np.sum(_weights(tile, new))"),
+    also=[
+        # Of narrower tiles.
+        edits(("TILE = 8192", "TILE = 4096"), (SUM, "return new, np.sum(_weights(tile, new))"))
+    ],
     seen=WRITTEN_BLIND,
     control=one_tile,
 )
