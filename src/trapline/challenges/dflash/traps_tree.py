@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -19,7 +19,25 @@ from trapline.challenges.dflash.solution_lines import POP, PUSH, RANKED
 SIBLING = "        offer(above, depth, parent, rank + 1)\n"
 WHILE = "    while heap and len(tokens) < budget:\n"
 TREE = "    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)\n"
+_DRAFT = "    return log_q.astype(np.float64)\n"
 _BEST = '    best = candidates[np.argsort(-row[candidates], kind="stable")[:count]]\n'
+#: The heaviest of every level are sorted together once all levels are there, so that a child as
+#: heavy as its parent comes before it.
+_LEVELS_MERGED = edits(
+    (WHILE, "    depths, weights = [], []\n    while heap:\n"),
+    (
+        POP,
+        POP + "        if depths.count(depth) >= budget:\n            continue\n"
+        "        depths.append(depth)\n        weights.append(-negative)\n",
+    ),
+    (
+        TREE,
+        "    order = np.lexsort((-np.array(depths), -np.array(weights)))[:budget].tolist()\n"
+        "    places = {-1: -1, **{node: place for place, node in enumerate(order)}}\n"
+        "    tokens = [tokens[node] for node in order]\n"
+        "    parents = [places.get(parents[node], -1) for node in order]\n" + TREE,
+    ),
+)
 
 
 def two_good_roots(rng: np.random.Generator) -> tuple[np.ndarray, list[int], list[int]]:
@@ -169,6 +187,7 @@ def tree_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
         (PUSH, PUSH.replace(", depth, parent", ", -depth, parent")),
         (POP, POP + "        depth = -depth\n"),
     ),
+    also=[_LEVELS_MERGED],
 )
 def tie_deeper_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b = rising(rng, 2)
@@ -198,6 +217,14 @@ def tie_higher_parent_first(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="A reversed ascending sort reverses the ties with it.",
     mutant=insert_before(_BEST, "    candidates = candidates[::-1]\n"),
+    also=[
+        # Of the tokens that were chosen rightly.
+        insert_after(
+            _BEST,
+            "    best = np.sort(best)\n"
+            "    best = best[np.argsort(row[best], kind='stable')[::-1]]\n",
+        )
+    ],
     seen=WRITTEN,
 )
 def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> None:
@@ -250,6 +277,13 @@ def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="Drafts in half or single precision are normal; their sums need more precision.",
     mutant=edit(PUSH, PUSH.replace("-(above + value)", "-float(np.float32(above + value))")),
+    also=[
+        # So is what they are sums of.
+        edits(
+            (PUSH, PUSH.replace("-(above + value)", "-float(np.float32(above + value))")),
+            (_DRAFT, _DRAFT.replace("np.float64", "np.float32).astype(np.float64")),
+        )
+    ],
     seen=WRITTEN,
 )
 def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None:
@@ -270,10 +304,7 @@ def _far_apart(submission: Submission, rng: np.random.Generator) -> None:
     catches="log-probabilities of float64 are rounded to float32 before they are compared",
     severity="minor",
     story="The draft is converted to the dtype of most models, and close tokens become ties.",
-    mutant=edit(
-        "    return log_q.astype(np.float64)\n",
-        "    return log_q.astype(np.float32).astype(np.float64)\n",
-    ),
+    mutant=edit(_DRAFT, _DRAFT.replace("np.float64", "np.float32).astype(np.float64")),
     seen=WRITTEN,
     control=_far_apart,
 )

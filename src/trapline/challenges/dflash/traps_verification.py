@@ -66,6 +66,21 @@ def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
         "        if token == choices[parents[number] + 1]\n    ]\n"
         "    node = path[-1] if path else -1\n",
     ),
+    also=[
+        # The deepest of such nodes, with all that is above it.
+        edit(
+            WALK,
+            "    depths, node = [0], -1\n"
+            "    for number, parent in enumerate(parents):\n"
+            "        depths.append(depths[parent + 1] + 1)\n"
+            "        if tokens[number] == choices[parent + 1] and depths[-1] > depths[node + 1]:\n"
+            "            node = number\n"
+            "    path, above = [], node\n"
+            "    while above >= 0:\n"
+            "        path.insert(0, above)\n"
+            "        above = parents[above]\n",
+        )
+    ],
     seen=WRITTEN,
 )
 def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
