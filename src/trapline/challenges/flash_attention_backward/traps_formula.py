@@ -349,6 +349,18 @@ def more_queries_than_keys(submission: Submission, rng: np.random.Generator, til
     severity="critical",
     story="−inf − (−inf), this time from the saved lse; a NaN in one row reaches all of dk and dv.",
     mutant=edit("np.where(lse == -np.inf, 0, lse)", "lse"),
+    also=[
+        # Scores of hidden keys have no gradient, so that dv alone is NaN.
+        edits(
+            ("np.where(lse == -np.inf, 0, lse)", "lse"),
+            (
+                DSCORES,
+                DSCORES + "\n                if causal:\n"
+                "                    hidden = _hidden(position, rows.stop - top, cols)\n"
+                "                    dscores[hidden] = 0",
+            ),
+        )
+    ],
     seen=BLIND,
     control=ordinary,
 )
