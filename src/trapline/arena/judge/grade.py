@@ -89,8 +89,7 @@ def grade(
         elif intake.is_empty:
             _refuse(challenge, verdict, intake.refused)
             verdict.state = "no_answer"
-        elif _is_starter(challenge, intake):
-            why = request.unanswered.join(NO_ANSWER) if request.unanswered else UNCHANGED
+        elif why := _why_no_answer(request, challenge, intake):
             _refuse(challenge, verdict, why)
             verdict.state = "no_answer"
         elif intake.refused:
@@ -103,13 +102,17 @@ def grade(
     return _bundle(request, challenge, intake, verdict, started, seconds)
 
 
-def _is_starter(challenge: Challenge, intake: Intake) -> bool:
-    """Whether the solution is still the one that the workspace was deployed with."""
+def _why_no_answer(request: GradeRequest, challenge: Challenge, intake: Intake) -> str:
+    """Empty unless the solution is still the one that the workspace was deployed with."""
     starter = challenge.folder / "starter" / "solution.py"
     given = starter.read_text(encoding="utf-8") if starter.is_file() else None
     texts = intake.texts()[0]
-    answers = [name for name in entry_files("", challenge.track) if name in texts]
-    return all(texts[name] == given for name in answers)
+    answers = [texts[name] for name in entry_files("", challenge.track) if name in texts]
+    if any(answer != given for answer in answers):
+        return ""
+    if request.unanswered:
+        return request.unanswered.join(NO_ANSWER)
+    return UNCHANGED if answers else ""
 
 
 def _examine(
