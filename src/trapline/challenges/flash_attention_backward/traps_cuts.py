@@ -78,7 +78,7 @@ def lse_bounded(submission: Submission, rng: np.random.Generator) -> None:
         for cut in (
             "maximum(scores - finite[:, None], -20)",
             "clip(scores - finite[:, None], -10, 0)",
-            "clip(scores - finite[:, None], -30, 0)",
+            "clip(scores - finite[:, None], -25, 0)",
         )
     ],
     control=ordinary,
