@@ -569,16 +569,6 @@ def sums_in_another_order(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    catches="the beams' sums are added along the vocabulary instead of to their rows",
-    severity="major",
-    story="Without a second axis NumPy lines the sums up with the last one.",
-    mutant=edit(_TOTALS, _TOTALS.replace("[:, None]", "")),
-)
-def sums_along_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
-    sums_of_two_beams(submission, rng)
-
-
-@trap(
     catches="live beams are numbered worst first",
     severity="major",
     story="An ascending sort: ties go to the wrong parent, and the stop test meets the worst beam.",
