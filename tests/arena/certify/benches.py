@@ -188,6 +188,7 @@ def race(bench, cheat):
         "time": clock,
         "TimedCall": Simulated,
         "paused": lambda _: nothing(),
+        "kept_to": lambda *_: nothing(),
         "_processor_seconds": lambda _: clock.perf_counter(),
     }
     for name, value in replaced.items():
