@@ -23,6 +23,7 @@ def run(*args):
     [
         (["--challenge", "juggling"], UsageError, "unknown challenge 'juggling'"),
         (["--out", "file"], UsageError, "file is a file; a run is a folder"),
+        (["--out", "."], UsageError, "report is not empty and was not written by"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_graded(
@@ -30,10 +31,12 @@ def test_bad_input_is_refused_before_anything_is_graded(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("kept")
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "mine").write_text("kept")
     ended = run(*args)
     assert isinstance(ended.exception, error)
     assert sentence in str(ended.exception)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "report"]
 
 
 def test_missing_plots_are_reported_before_anything_is_graded(tmp_path, monkeypatch):

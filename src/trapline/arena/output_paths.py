@@ -1,6 +1,7 @@
 """Checks of output paths, made before the work so that a wrong path loses nothing."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from trapline.arena.errors import UsageError
@@ -38,3 +39,14 @@ def file(path: Path, what: str) -> Path:
     if not folder(path.parent, f"the parent of {path.name}").exists():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     return path
+
+
+def refuse_foreign(path: Path, markers: Sequence[str], verb: str) -> None:
+    """Refuses a folder with files of others; this verb leaves one of the markers in its own."""
+    if not path.is_dir() or any((path / name).is_file() for name in markers):
+        return
+    if any(path.iterdir()):
+        raise UsageError(
+            f"{path} is not empty and was not written by `trapline {verb}`; nothing was written. "
+            "Give --out an empty or new folder"
+        )

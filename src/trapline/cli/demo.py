@@ -13,7 +13,7 @@ from trapline.arena.errors import MissingError
 from trapline.arena.runs.field import EXAMPLE_FIELD
 from trapline.cli.grade import grade
 from trapline.cli.isolation import Isolation
-from trapline.cli.report import report
+from trapline.cli.report import refuse_foreign, report
 
 EXAMPLE = "trapline demo --challenge kv_cache"
 
@@ -34,6 +34,7 @@ def demo(
     if find_spec("matplotlib") is None:
         raise MissingError("the report needs matplotlib: pip install 'trapline[report]'")
     output_paths.folder(out, "a run")
+    refuse_foreign(out / "report")
     unmeasured: typer.Exit | None = None
     try:
         grade(

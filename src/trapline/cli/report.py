@@ -19,12 +19,14 @@ from trapline.arena.errors import UsageError
 from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.single_file import single_file as single_file_of
-from trapline.arena.report.site import Site, write_site
+from trapline.arena.report.site import MANIFEST, Site, write_site
 from trapline.arena.report.tables import write_table
 from trapline.cli.reading import PUBLISHED, ProfileOption, Run, opened, published
 
 EXAMPLE = "trapline report runs/demo --format markdown"
 Format = Literal["html", "markdown", "csv", "parquet", "json"]
+#: Lies in a folder with Markdown or a table of ours; a site has its manifest.
+MARKER = ".trapline-report"
 
 
 def report(
@@ -68,16 +70,29 @@ def report(
             path = target if target.suffix == ".html" else target.with_name(f"{target.name}.html")
             print(_single(view, output_paths.file(path, "a single-file report"), known))
         elif form == "html":
-            print(_site(view, output_paths.made(target, "a site"), known, url))
+            print(_site(view, _claimed(target, "a site"), known, url))
         elif form == "markdown":
-            for path in write_markdown(view, output_paths.made(target, "a set of documents")):
+            for path in write_markdown(view, _claimed(target, "a set of documents")):
                 print(path)
         elif target.suffix == f".{form}":
             output_paths.folder(target.parent, "the folder of a table")
             print(write_table(view.cells, target, form))
         else:
-            inside = output_paths.folder(target, f"an output without the ending .{form}")
+            inside = _claimed(target, f"an output without the ending .{form}")
             print(write_table(view.cells, inside / f"cells.{form}", form))
+
+
+def refuse_foreign(out: Path) -> None:
+    """Refuses a folder for a report that holds files of others."""
+    output_paths.refuse_foreign(out, [MANIFEST, MARKER], "report")
+
+
+def _claimed(out: Path, what: str) -> Path:
+    """Makes the folder and marks it as ours; refuses one that holds files of others."""
+    output_paths.folder(out, what)
+    refuse_foreign(out)
+    (output_paths.made(out, what) / MARKER).touch()
+    return out
 
 
 def _check(form: Format, certificates: Path | None, single_file: bool, url: str) -> None:

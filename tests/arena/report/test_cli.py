@@ -52,6 +52,27 @@ def test_markdown_is_written(run_folder, tmp_path):
     assert (tmp_path / "md" / "comprehensive.md").is_file()
 
 
+@pytest.mark.parametrize("form", ["html", "markdown", "csv"])
+def test_folder_with_other_files_is_refused(run_folder, tmp_path, form):
+    """Such as the field: a page would stand beside the answers, or in the place of a file."""
+    foreign = tmp_path / "field"
+    foreign.mkdir()
+    (foreign / "index.html").write_text("mine")
+    result = invoke("report", run_folder, "--format", form, "--out", foreign)
+    assert isinstance(result.exception, UsageError)
+    assert "is not empty and was not written by `trapline report`" in str(result.exception)
+    assert [path.name for path in foreign.iterdir()] == ["index.html"]
+    assert (foreign / "index.html").read_text() == "mine"
+
+
+def test_folder_of_an_earlier_report_is_written_again(run_folder, tmp_path):
+    out = tmp_path / "out"
+    for form in ("csv", "markdown", "html", "csv"):
+        assert invoke("report", run_folder, "--format", form, "--out", out).exit_code == 0
+    (out / ".trapline-report").unlink()  # a site of an earlier version has its manifest only
+    assert invoke("report", run_folder, "--out", out).exit_code == 0
+
+
 def test_published_site_has_the_reproduction_table(tmp_path):
     assert invoke("report", "published", "--out", tmp_path).exit_code == 0
     assert "contradiction" in (tmp_path / "reproduction.html").read_text()

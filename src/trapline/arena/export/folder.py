@@ -19,10 +19,6 @@ def claim(out: Path, form: str) -> None:
                 f"{out} holds an export with --format {found}; give --format {form} another --out"
             )
         return
-    if out.is_dir() and any(out.iterdir()):
-        raise UsageError(
-            f"{out} is not empty and was not written by `trapline export`; nothing was written. "
-            "Give --out an empty or new folder"
-        )
+    output_paths.refuse_foreign(out, [MARKER], "export")
     output_paths.made(out, "an export")
     marker.write_text(f"{form}\n", encoding="utf-8")
