@@ -166,9 +166,18 @@ def test_a_bundle_is_replayed_and_a_changed_one_refused(graded, trapline):
         assert done.returncode == 0, done.stdout + done.stderr
     changed = root / bundle.name
     changed.write_text(bundle.read_text().replace("beam_search(", "beam_searcher(", 1))
-    done = trapline("replay", changed)
-    assert done.returncode == 4
-    assert "was changed" in done.stderr
+    for verb in ("replay", "reproduce"):
+        done = trapline(verb, changed)
+        assert done.returncode == 4
+        assert "was changed" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["{}", "", "no JSON"])
+def test_a_file_that_is_no_bundle_is_not_called_changed(trapline, tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    for verb in ("replay", "reproduce"):
+        done = trapline(verb, "x.json")
+        assert (done.returncode, done.stderr) == (2, "trapline: x.json is not an evidence bundle\n")
 
 
 def wait_for_a_running_cell(run, deadline):

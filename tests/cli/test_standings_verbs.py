@@ -11,7 +11,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.judge.rubric import letter
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
 from trapline.arena.runs.store import Store
-from trapline.cli.main import build
+from trapline.cli.main import build, guarded
 
 HOSTILE = "[red]an entrant with a very long name that wants to be bold[/red]"
 
@@ -137,6 +137,16 @@ def test_lint_exits_with_4_and_names_the_contradiction(call, make_run):
     assert "letter C beside a score of 95.0" in " ".join(result.output.replace("│", "").split())
     told = json.loads(call("lint", folder, "--json").output)
     assert told["contradictions"][0]["rule"] == "letter"
+
+
+def test_report_of_a_changed_bundle_exits_with_4(make_run, tmp_path, capsys):
+    folder = make_run(_cell("a", "one", 95.0))
+    (bundle,) = (tmp_path / "run" / "bundles").iterdir()
+    bundle.write_text(bundle.read_text() + " ")
+    with pytest.raises(SystemExit) as ended:
+        guarded(lambda: build("report")(["report", folder, "--format", "markdown"]))
+    assert ended.value.code == 4
+    assert "was changed" in capsys.readouterr().err
 
 
 def test_lint_sees_a_missing_bundle(call, make_run, tmp_path):

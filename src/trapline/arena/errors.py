@@ -15,6 +15,10 @@ class MissingError(ArenaError):
     """Something needed is not installed or not permitted on this machine (exit code 3)."""
 
 
+class ChangedError(ArenaError):
+    """Evidence is not what its digest says (exit code 4)."""
+
+
 class NotMeasuredError(ArenaError):
     """One dimension could not be measured, for a reason that is ours."""
 

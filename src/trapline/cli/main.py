@@ -11,8 +11,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
-from trapline.cli.exit_codes import FAILURE, INTERRUPTED, MISSING, USAGE
+from trapline.arena.errors import (
+    ArenaError,
+    ChangedError,
+    InterruptedRunError,
+    MissingError,
+    UsageError,
+)
+from trapline.cli.exit_codes import FAILURE, INTERRUPTED, MISSING, NOT_HELD, USAGE
 
 #: The verbs, in the order of `--help`, with the line that it shows. `trapline.cli.<verb>` holds the
 #: command, a function of the same name, and an EXAMPLE; only the verb that runs is imported.
@@ -119,6 +125,8 @@ def guarded(program: Callable[[], None]) -> None:
         _stop(error, USAGE)
     except MissingError as error:
         _stop(error, MISSING)
+    except ChangedError as error:
+        _stop(error, NOT_HELD)
     except (ArenaError, OSError) as error:  # OSError: a full disk, a folder without permission
         _stop(error, FAILURE)
     except (MemoryError, RuntimeError) as error:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from trapline.arena import output_paths
-from trapline.arena.errors import ArenaError, MissingError, UsageError
+from trapline.arena.errors import ChangedError, MissingError, UsageError
 from trapline.arena.record import Record
 from trapline.arena.runs.store.evidence import digest, write_durably
 
@@ -101,7 +101,7 @@ def sign(bundles: list[Path], key: Any) -> Iterator[Path]:
     for path in bundles:
         data = _content(path)
         if digest(data.decode()) != path.stem:
-            raise ArenaError(f"{path} was changed: its content does not match its digest")
+            raise ChangedError(f"{path} was changed: its content does not match its digest")
         comment = f"timestamp:{int(time.time())}\tfile:{path.name}\thashed"
         signature = bytes(key.sign(data, trusted_comment=comment)).decode()
         write_durably(path.with_name(path.name + ENDING), signature + "\n")

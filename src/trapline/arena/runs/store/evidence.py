@@ -3,14 +3,18 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import ValidationError
 
-from trapline.arena.errors import ArenaError, UsageError
+from trapline.arena.errors import ArenaError, ChangedError, UsageError
 from trapline.arena.record import Bundle
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Evidence(Protocol):
@@ -47,7 +51,7 @@ def canonical(bundle: Bundle) -> str:
 def opened(text: str, address: str, name: str) -> Bundle:
     """The bundle in a text, refused when it is not the text of its address."""
     if digest(text) != address:
-        raise ArenaError(f"{name} was changed: its content does not match its digest")
+        raise ChangedError(f"{name} was changed: its content does not match its digest")
     try:
         return Bundle.model_validate_json(text)
     except ValidationError as error:
@@ -56,7 +60,18 @@ def opened(text: str, address: str, name: str) -> Bundle:
 
 def read_bundle(path: Path) -> Bundle:
     """A bundle from its file; the file's name is its digest."""
-    return opened(_read(path), path.stem, path.name)
+    text = _read(path)
+    if not _DIGEST.fullmatch(path.stem) and not _is_bundle(text):
+        raise UsageError(f"{path.name} is not an evidence bundle")
+    return opened(text, path.stem, path.name)
+
+
+def _is_bundle(text: str) -> bool:
+    try:
+        Bundle.model_validate_json(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def _read(path: Path) -> str:
