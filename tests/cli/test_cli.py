@@ -198,9 +198,37 @@ def test_interrupted_grade_resumes(tmp_path):
     grader.send_signal(signal.SIGINT)
     _, errors = grader.communicate(timeout=300)
     assert grader.returncode == 130
-    assert "interrupted" in errors
+    assert "interrupted; what was finished is kept, the same command goes on" in errors
     assert "Traceback" not in errors
     assert started(*command[1:], cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        ((), "nothing is kept"),
+        (("--red-team",), "nothing is kept"),
+        (("--diagnosis",), "nothing is kept"),
+        (("--diagnosis", "--write", "f.md"), "challenges that were finished are written"),
+        (("--dictionary",), "challenges that were finished are written"),
+    ],
+)
+def test_interrupted_certify_says_what_is_kept(tmp_path, monkeypatch, args, kept):
+    from typer.testing import CliRunner
+
+    from trapline.arena.errors import InterruptedRunError
+    from trapline.cli import certify
+
+    def interrupted(*_, **__):
+        raise InterruptedRunError
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("_certify_by_attack", "_write_dictionaries", "_certify_diagnosis", "_certify"):
+        monkeypatch.setattr(certify, name, interrupted)
+    narrowed = () if "--red-team" in args else ("--challenge", CHALLENGE)
+    done = CliRunner().invoke(build("certify"), ["certify", *args, *narrowed])
+    assert isinstance(done.exception, InterruptedRunError)
+    assert done.exception.then == f"{kept}, the same command begins anew"
 
 
 def test_a_misspelt_key_is_named(tmp_path):

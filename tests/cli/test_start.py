@@ -107,8 +107,9 @@ guarded(program)
 def test_interrupt_inside_an_import_ends_the_program():
     command = [sys.executable, "-c", INTERRUPTED_IMPORT]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == -signal.SIGINT
+    assert done.stderr == "trapline: interrupted\n"
 
 
 def test_ignored_interrupt_stays_ignored():
@@ -118,3 +119,32 @@ def test_ignored_interrupt_stays_ignored():
     command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     assert subprocess.run(command, env=environment, timeout=60).returncode == 0
+
+
+#: A verb that prints through typer, rich or Python, at once or when the program ends, and fails.
+VERB = """
+import typer
+from rich.console import Console
+from trapline.cli.main import guarded
+
+app = typer.Typer()
+
+@app.command()
+def verb():
+    {}
+
+guarded(lambda: app([]))
+"""
+
+
+def verb(body, **options):
+    command = [sys.executable, "-c", VERB.format(body)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(
+        command, stderr=subprocess.PIPE, text=True, env=environment, timeout=60, **options
+    )
+
+
+def test_interrupted_verb_says_so():
+    done = verb("raise KeyboardInterrupt", stdout=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (130, "trapline: interrupted\n")

@@ -108,7 +108,7 @@ def test_run_interrupted_before_its_first_checkpoint_starts_over(text, tmp_path,
     asked = ["train", str(text), "--out", str(tmp_path / "run"), *map(str, SHORT)]
     with pytest.raises(InterruptedRunError) as told:
         CliRunner().invoke(build(), asked, catch_exceptions=False)
-    assert told.value.then == "the same command begins anew"
+    assert told.value.then == "nothing is kept, the same command begins anew"
 
 
 def test_a_gpu_that_is_not_there_is_missing(text, tmp_path, monkeypatch):

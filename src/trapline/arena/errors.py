@@ -24,12 +24,11 @@ class NotMeasuredError(ArenaError):
 
 
 class InterruptedRunError(ArenaError):
-    """The user pressed Ctrl-C (exit code 130); finished cells are kept."""
+    """The user pressed Ctrl-C (exit code 130)."""
 
-    def __init__(
-        self, message: str = "interrupted", *, then: str = "the same command goes on"
-    ) -> None:
-        super().__init__(message)
+    def __init__(self, then: str = "what was finished is kept, the same command goes on") -> None:
+        super().__init__("interrupted")
+        #: What is kept, and what the same command does.
         self.then = then
 
 

@@ -1,7 +1,8 @@
 """`trapline certify`: checks that the traps themselves work."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from trapline.arena.certify.diagnosis_matrix import diagnosis_matrix, found_in_w
 from trapline.arena.certify.kill_matrix import kill_matrix
 from trapline.arena.certify.red_team import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.challenge import Challenge, load, load_all, refuse_unknown_profile
-from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.errors import InterruptedRunError, MissingError, UsageError
 from trapline.arena.gpu.opening import why_not_gradable
 from trapline.arena.judge.draws import public_seed
 from trapline.arena.process.sandbox import probe
@@ -91,28 +92,39 @@ def certify(
     if write is not None:
         output_paths.file(write, "the matrix")
     level = choose_level(required, isolation)
-    if red_team:
-        _certify_by_attack(level, track, write, seed, as_json)
-        return
-    chosen = _chosen(challenge or [], profile, track, traps)
-    if dictionary:
-        _write_dictionaries(chosen, seed or 0)
-        return
-    if diagnosis:
-        sample = MECHANICAL_SAMPLE if mechanical else 0
-        _certify_diagnosis(chosen, seed, pairs, sample, write, as_json)
-        return
-    levels = probe() if isolation is None else (level,)
-    certificates = [_certify(one, level, levels, seed, mechanical) for one in chosen]
-    if write is not None:
-        write.write_text(kill_matrix(certificates), encoding="utf-8")
-    if as_json:
-        print(json.dumps({"certificates": [c.model_dump(mode="json") for c in certificates]}))
-    else:
-        for certificate in certificates:
-            _print(certificate)
-    if not all(map(_holds, certificates)):
-        raise typer.Exit(NOT_HELD)
+    with _interruptible(written=dictionary or bool(diagnosis and write)):
+        if red_team:
+            _certify_by_attack(level, track, write, seed, as_json)
+            return
+        chosen = _chosen(challenge or [], profile, track, traps)
+        if dictionary:
+            _write_dictionaries(chosen, seed or 0)
+            return
+        if diagnosis:
+            sample = MECHANICAL_SAMPLE if mechanical else 0
+            _certify_diagnosis(chosen, seed, pairs, sample, write, as_json)
+            return
+        levels = probe() if isolation is None else (level,)
+        certificates = [_certify(one, level, levels, seed, mechanical) for one in chosen]
+        if write is not None:
+            write.write_text(kill_matrix(certificates), encoding="utf-8")
+        if as_json:
+            print(json.dumps({"certificates": [c.model_dump(mode="json") for c in certificates]}))
+        else:
+            for certificate in certificates:
+                _print(certificate)
+        if not all(map(_holds, certificates)):
+            raise typer.Exit(NOT_HELD)
+
+
+@contextmanager
+def _interruptible(*, written: bool) -> Iterator[None]:
+    """Says what Ctrl-C leaves; `written`: challenge by challenge."""
+    try:
+        yield
+    except (KeyboardInterrupt, InterruptedRunError):
+        kept = "challenges that were finished are written" if written else "nothing is kept"
+        raise InterruptedRunError(f"{kept}, the same command begins anew") from None
 
 
 def _chosen(

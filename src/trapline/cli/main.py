@@ -116,9 +116,13 @@ def guarded(program: Callable[[], None]) -> None:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         program()
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            _print_error("interrupted")
+        raise
     except InterruptedRunError as error:
         # Does not wait for cells in progress: their sandboxes end with us, the store is safe.
-        _print_error(f"interrupted; what was finished is kept, {error.then}")
+        _print_error(f"interrupted; {error.then}")
         sys.stdout.flush()
         os._exit(INTERRUPTED)
     except UsageError as error:
@@ -142,6 +146,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"trapline: interrupted\n")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         frame = frame.f_back

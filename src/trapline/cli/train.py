@@ -125,10 +125,15 @@ def train(
         stays = "the last whole checkpoint stays" if _is_begun(run, out) else "nothing is saved yet"
         raise ArenaError(f"the run ended: {error}; {stays}") from None
     except KeyboardInterrupt:
-        goes_on = "with --resume goes on" if _is_begun(run, out) else "begins anew"
-        raise InterruptedRunError(then=f"the same command {goes_on}") from None
+        raise InterruptedRunError(_after_interrupt(run, out)) from None
     finally:
         run.leave_processes()
+
+
+def _after_interrupt(run: Any, out: Path) -> str:
+    if _is_begun(run, out):
+        return "the last checkpoint is kept, the same command with --resume goes on"
+    return "nothing is kept, the same command begins anew"
 
 
 def _refuse_unused(called: typer.Context, *, dense: bool, taught: bool, falls: bool) -> None:

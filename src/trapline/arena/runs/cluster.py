@@ -110,7 +110,7 @@ class Cluster:
         try:
             return self._ray.get(asked)
         except TaskCancelledError:
-            raise InterruptedRunError("interrupted") from None
+            raise InterruptedRunError from None
         except RayTaskError as error:
             raise ArenaError(f"grading on {node.name} failed: {_lines(error)[-1]}") from None
         except RayError as error:

@@ -40,7 +40,7 @@ class ClusterSlots:
         with self._changed:
             while True:
                 if self._closed:
-                    raise InterruptedRunError("interrupted")
+                    raise InterruptedRunError
                 usable = self._usable()
                 load = [(self._taken.get(node.id, 0) / node.cpus, node.id, node) for node in usable]
                 for *_, node in sorted(load, key=lambda one: one[:2]):

@@ -111,6 +111,6 @@ def run_all(
                 yield pending.pop(future), future.result()
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
-        raise InterruptedRunError("interrupted") from None
+        raise InterruptedRunError from None
     finally:
         pool.shutdown(wait=not pending, cancel_futures=True)

@@ -263,7 +263,7 @@ def _grade_rounds(jobs: list[GradeRequest], work: "_Grader") -> Iterator[Cell]:
             try:
                 time.sleep(LOOK_SECONDS)
             except KeyboardInterrupt:
-                raise InterruptedRunError("interrupted") from None
+                raise InterruptedRunError from None
 
 
 class _Grader:
