@@ -145,6 +145,25 @@ def verb(body, **options):
     )
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        'print("short")',
+        'print("short"); raise typer.Exit(4)',
+        'print("long " * 100_000)',
+        'Console().print("rich")',
+    ],
+)
+def test_closed_pipe_is_quiet(body):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = verb(body, stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_interrupted_verb_says_so():
     done = verb("raise KeyboardInterrupt", stdout=subprocess.DEVNULL)
     assert (done.returncode, done.stderr) == (130, "trapline: interrupted\n")

@@ -11,3 +11,5 @@ NOT_HELD = 4
 #: The command finished, but some cells were not measured or not solved.
 INCOMPLETE = 5
 INTERRUPTED = 130
+#: Whoever read the output has left; as a shell counts a program that SIGPIPE ended.
+PIPE_CLOSED = 141

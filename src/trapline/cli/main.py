@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -18,7 +19,14 @@ from trapline.arena.errors import (
     MissingError,
     UsageError,
 )
-from trapline.cli.exit_codes import FAILURE, INTERRUPTED, MISSING, NOT_HELD, USAGE
+from trapline.cli.exit_codes import (
+    FAILURE,
+    INTERRUPTED,
+    MISSING,
+    NOT_HELD,
+    PIPE_CLOSED,
+    USAGE,
+)
 
 #: The verbs, in the order of `--help`, with the line that it shows. `trapline.cli.<verb>` holds the
 #: command, a function of the same name, and an EXAMPLE; only the verb that runs is imported.
@@ -115,11 +123,16 @@ def guarded(program: Callable[[], None]) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        program()
+        _flushed(program)
     except SystemExit as ended:
+        # Typer and rich end the program themselves.
+        if isinstance(ended.__context__, BrokenPipeError):
+            _leave_closed_pipe()
         if ended.code == INTERRUPTED:
             _print_error("interrupted")
         raise
+    except BrokenPipeError:
+        _leave_closed_pipe()
     except InterruptedRunError as error:
         # Does not wait for cells in progress: their sandboxes end with us, the store is safe.
         _print_error(f"interrupted; {error.then}")
@@ -137,6 +150,30 @@ def guarded(program: Callable[[], None]) -> None:
         if not _is_out_of_memory(error):
             raise
         _stop("this machine does not have enough memory for this command", FAILURE)
+
+
+def _flushed(program: Callable[[], None]) -> None:
+    """Runs the program and writes what is left of its output, while an error can be told."""
+    try:
+        program()
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """Ends without a word, also about what Python still holds back for the pipe."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2) if _is_closed(2) else (1,):
+        os.dup2(nowhere, stream)
+    sys.exit(PIPE_CLOSED)
+
+
+def _is_closed(stream: int) -> bool:
+    """Whether nobody can read any more what is written there."""
+    waiting = select.poll()
+    waiting.register(stream, 0)
+    return any(event & (select.POLLERR | select.POLLNVAL) for _, event in waiting.poll(0))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
