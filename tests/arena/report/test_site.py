@@ -230,6 +230,25 @@ def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
         "0 of 1 mechanical mutants were killed" in page
     )
 
+    footer = page[page.index("<footer") :]
+    assert "Every figure on this page is from the certificates of the traps" in footer
+    assert "computed from the run's records" not in footer
+
+
+def test_overview_says_what_a_pass_is(small_run, told):
+    """A pass may carry a critical finding: it holds the cases, not the whole contract."""
+    page = Site(small_run, told=told).render("index.html")
+    passed = sum(cell.state == "pass" for cell in small_run.cells)
+    assert f"{passed} hold every contract case" in page
+    assert "the whole contract" not in page
+    assert "computed from the run's records" in page[page.index("<footer") :]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(-0.004, "0.00"), (0.004, "0.00"), (-0.006, "-0.01"), (1.5, "+1.50")]
+)
+def test_zero_has_no_sign(value, text):
+    assert formats.signed(value) == text
 
 def test_published_certificates_make_a_page_of_bounded_size():
     waiting = {CellKey("heron", name, "cpu", 1): "waiting" for name in load_all()}

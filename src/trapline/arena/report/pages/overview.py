@@ -93,7 +93,7 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
             (
                 "Cells graded",
                 str(field.progress["graded"]),
-                f"{passed} {'fulfils' if passed == 1 else 'fulfil'} the whole contract",
+                f"{passed} {'holds' if passed == 1 else 'hold'} every contract case",
             ),
             ("Findings", str(len(bugs)), findings.counted(bugs)),
             ("Isolation", level, "the weakest of several" if len(field.isolation) > 1 else ""),

@@ -88,9 +88,9 @@ def _attempts(reading: Reading) -> dict[str, Any]:
     ks = range(1, min(most, MOST_K) + 1)
     return {
         "title": "Attempts",
-        "note": "pass@k: the chance that one of k attempts fulfils the contract, the mean over the "
-        "challenges with at least k attempts. Spread: the standard deviation of an entrant's "
-        "attempts at the same challenge, pooled.",
+        "note": "pass@k: the chance that one of k attempts holds every contract case, the mean "
+        "over the challenges with at least k attempts. Spread: the standard deviation of an "
+        "entrant's attempts at the same challenge, pooled.",
         "heads": ["Entrant", "Attempts", *(f"pass@{k}" for k in ks), "Spread"],
         "rows": [_attempt_row(reading, name, ks) for name in reading.order],
     }
