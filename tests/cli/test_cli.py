@@ -1,6 +1,7 @@
 """The program as people meet it: sentences, exit codes, tables that fit, JSON that parses."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -113,6 +114,16 @@ def test_a_workspace_holds_prompt_and_starter_only(trapline, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"prompt.md", "solution.py"}
     again = trapline("deploy", tmp_path, "--challenge", CHALLENGE, "--entrant", "me")
     assert again.returncode == 2
+
+
+def test_hint_at_a_folder_that_cannot_be_written_fits_the_verb(trapline, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda _, mode, **__: mode != os.W_OK)
+    said = trapline("deploy", "field", "--challenge", CHALLENGE, "--entrant", "me").stderr
+    assert "is not writable; DIR names another place" in " ".join(said.split())
+    (tmp_path / "field" / "me" / CHALLENGE).mkdir(parents=True)
+    (tmp_path / "field" / "me" / CHALLENGE / "solution.py").touch()
+    said = trapline("grade", "field", "--challenge", CHALLENGE).stderr
+    assert "is not writable; --out names another place" in " ".join(said.split())
 
 
 def test_deploy_makes_all_workspaces_or_none(trapline, tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 from trapline.arena.errors import UsageError
 
 
-def folder(path: Path, what: str) -> Path:
-    """Returns the path if it is or can become a folder."""
+def folder(path: Path, what: str, hint: str = "; --out names another place") -> Path:
+    """Returns the path if it is or can become a folder; `hint` helps where it is not writable."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; {what} is a folder")
     for above in path.parents:
@@ -16,9 +16,7 @@ def folder(path: Path, what: str) -> Path:
             raise UsageError(f"cannot write {path}: {above} is a file")
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not os.access(existing, os.W_OK):
-        raise UsageError(
-            f"cannot write {path}: {existing} is not writable; --out names another place"
-        )
+        raise UsageError(f"cannot write {path}: {existing} is not writable{hint}")
     return path
 
 

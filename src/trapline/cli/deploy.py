@@ -37,7 +37,7 @@ def deploy(
 ) -> None:
     """Make workspaces that hold only the prompt and the starter."""
     chosen = asked_challenges(challenge or [], variant, track)
-    output_paths.folder(folder, "a field")
+    output_paths.folder(folder, "a field", "; DIR names another place")
     for one in chosen:
         free_workspace(folder, one, entrant, attempt)
     claim_field(folder, variant or "", track)

@@ -144,6 +144,9 @@ def test_options_of_the_site_refuse_other_outputs(run_folder, options, reason):
 
 
 def test_unwritable_folder_names_the_option(run_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     result = invoke("report", run_folder, "--out", tmp_path / "site")
     assert "is not writable; --out names another place" in str(result.exception)
+    monkeypatch.setattr("os.access", lambda path, mode: path != run_folder)
+    result = invoke("report", run_folder, "--out", tmp_path / "site")  # --out would not help
+    assert str(result.exception).endswith("is not writable")

@@ -59,7 +59,7 @@ def free_workspace(
     root: Path, challenge: Challenge, entrant: str, attempt: int | None = None
 ) -> Path:
     """The path of a new workspace; raises `UsageError` if it is not empty."""
-    output_paths.folder(root, "a field")
+    output_paths.folder(root, "a field", "")
     workspace = root / check_entrant(entrant) / challenge.id
     names = entry_files("", challenge.track)
     if attempt == 1 and any((workspace / name).is_file() for name in names):

@@ -26,7 +26,7 @@ class FolderBackend:
     def __init__(self, folder: Path, *, create: bool) -> None:
         if not create and not (folder / "run.sqlite").exists():
             raise UsageError(f"{folder} holds no run")
-        output_paths.folder(folder, "a run")
+        output_paths.folder(folder, "a run", *([] if create else [""]))
         for name in ("bundles", "graders"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self.folder: Path | None = folder
