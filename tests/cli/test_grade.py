@@ -36,3 +36,5 @@ def test_reason_of_an_unmeasured_cell_is_printed(plain_cell, capsys):
     assert f"me/kv_cache #1 was not measured: {reason}" in said
     assert said.count(reason) == 5
     assert "2 more were not measured" in said
+    grade._tell_unmeasured([plain_cell(attempt=n, **dead) for n in range(1, 7)])
+    assert "1 more was not measured" in " ".join(capsys.readouterr().err.split())

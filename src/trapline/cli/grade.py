@@ -204,7 +204,8 @@ def _tell_unmeasured(cells: list[Cell]) -> None:
     for reason in reasons[:MOST_REASONS]:
         _note(reason)
     if len(reasons) > MOST_REASONS:
-        _note(f"{len(reasons) - MOST_REASONS} more were not measured")
+        more = len(reasons) - MOST_REASONS
+        _note(f"{more} more {'was' if more == 1 else 'were'} not measured")
 
 
 def _judge_of(cell: Cell, traps: Path | None = None) -> Challenge:

@@ -130,6 +130,13 @@ def test_script_and_python_agree_on_every_duel(site, small_run, told, open_page)
                 assert f"{best}–{least}–{tally.tied}" in page.locator("[data-verdict]").inner_text()
 
 
+def test_script_rounds_points_as_python_does(site, open_page):
+    page = open_page()
+    page.goto(address(site, "duel.html"))
+    values = [0.0, 77.25, 77.75, 77.3, 99.95, 100.0, *(n / 20 for n in range(40, 80))]
+    assert page.evaluate(f"{values}.map(points)") == [f"{value:.1f}" for value in values]
+
+
 def test_dark_mode_is_toggled_and_remembered(site, open_page):
     page = open_page(color_scheme="light")
     page.goto(address(site))

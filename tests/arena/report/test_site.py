@@ -13,6 +13,7 @@ from trapline.arena.certify.certify import PUBLISHED_CERTIFICATES, Certificate, 
 from trapline.arena.challenge import load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.record import CellKey, Origin
+from trapline.arena.report import formats
 from trapline.arena.report.catalog import describe
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.single_file import page_id, single_file
@@ -229,7 +230,6 @@ def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
         "1 of 1 named mutants were killed; 1 of 1 right answers pass; "
         "0 of 1 mechanical mutants were killed" in page
     )
-
     footer = page[page.index("<footer") :]
     assert "Every figure on this page is from the certificates of the traps" in footer
     assert "computed from the run's records" not in footer
@@ -249,6 +249,7 @@ def test_overview_says_what_a_pass_is(small_run, told):
 )
 def test_zero_has_no_sign(value, text):
     assert formats.signed(value) == text
+
 
 def test_published_certificates_make_a_page_of_bounded_size():
     waiting = {CellKey("heron", name, "cpu", 1): "waiting" for name in load_all()}

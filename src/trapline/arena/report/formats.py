@@ -14,6 +14,12 @@ def figure0(value: float) -> str:
     return f"{value:.0f}"
 
 
+def signed(value: float) -> str:
+    """With its sign, which 0.00 has not."""
+    text = f"{value:+.2f}"
+    return text if float(text) else "0.00"
+
+
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

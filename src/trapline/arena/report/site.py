@@ -63,6 +63,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "figure": formats.figure,
         "figure0": formats.figure0,
+        "signed": formats.signed,
         "percent": formats.percent,
         "chance": formats.chance,
         "rank_set": formats.rank_set,

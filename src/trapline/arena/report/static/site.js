@@ -171,8 +171,13 @@ function edge(a, b, names, rule) {
   return make("td", { class: left ? "edge-left" : "edge-right" }, `${left ? names[0] : names[1]} (${how})`);
 }
 
+// As Python rounds: an exact half to the even digit, 77.25 to 77.2.
+function points(value) {
+  return (value % 1 === 0.25 ? value - 0.01 : value).toFixed(1);
+}
+
 function figure(value) {
-  return make("td", {}, value === null ? "–" : value.toFixed(1));
+  return make("td", {}, value === null ? "–" : points(value));
 }
 
 function table(caption, heads, rows) {
@@ -197,7 +202,7 @@ function mean(values) {
 function challengeRow(column, place, pair, names, rule) {
   const [a, b] = pair.map((entrant) => entrant.squares[place]);
   const cells = [a, b].map((square) =>
-    make("td", {}, square ? linked(`${square.shown}${square.score === null ? "" : ` · ${square.score.toFixed(1)}`}`, square.href) : "—"));
+    make("td", {}, square ? linked(`${square.shown}${square.score === null ? "" : ` · ${points(square.score)}`}`, square.href) : "—"));
   return make("tr", {}, make("th", { scope: "row" }, column.title), ...cells,
     edge(a?.score ?? null, b?.score ?? null, names, rule));
 }
@@ -289,7 +294,7 @@ function updateSquare(id, now) {
   const letter = make("b", {}, now.shown);
   if (now.mark) letter.append(" ", make("i", {}, now.mark));
   const square = make(now.href ? "a" : "span", { class: `square ${now.heat}${graded ? "" : " word"}` }, letter);
-  if (graded) square.append(make("small", {}, now.score.toFixed(1) + (attempts.length > 1 ? ` · ${attempts.length}×` : "")));
+  if (graded) square.append(make("small", {}, points(now.score) + (attempts.length > 1 ? ` · ${attempts.length}×` : "")));
   if (now.href) square.setAttribute("href", now.href);
   const tries = attempts.map((href, index) => make("a", { href, "aria-label": `attempt ${index + 1}` }, index + 1));
   holder.replaceChildren(square, ...(tries.length > 1 ? [make("span", { class: "tries" }, ...tries)] : []));
