@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trapline.arena.runs.signing import PROOFS, bundle_files, read_public_key
-from trapline.arena.runs.signing import verify as verify_files
+from trapline.arena.runs.signing import PROOFS, bundle_files, missing, read_public_key
+from trapline.arena.runs.signing import verify as verify_bundles
 from trapline.cli.exit_codes import NOT_HELD
 
 EXAMPLE = "trapline verify runs/field --public-key trapline.key.pub"
@@ -18,6 +18,7 @@ WORDS = {
     "digest": "digest holds; not signed",
     "forged": "the signature does not hold",
     "changed": "changed",
+    "missing": "missing",
 }
 
 
@@ -29,12 +30,15 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that evidence bundles are unchanged, and who signed them.
+    """Check that evidence bundles are all there and unchanged, and who signed them.
 
-    Exit code 4: a bundle was changed, or with --public-key is not signed with this key.
+    Exit code 4: a bundle was changed or is gone from its run, or with --public-key is not signed
+    with this key.
     """
-    files = bundle_files(run)
-    found = list(verify_files(files, read_public_key(public_key) if public_key else None))
+    key = read_public_key(public_key) if public_key else None
+    found = list(missing(run))
+    if not found or any((run / "bundles").glob("*.json")):
+        found += verify_bundles(bundle_files(run), key)
     counts = Counter(one.proof for one in found)
     if as_json:
         print(json.dumps({"counts": counts, "bundles": [one.model_dump() for one in found]}))
@@ -45,7 +49,7 @@ def verify(
         for one in found:
             if one.reason:
                 print(f"  {one.bundle}: {one.reason}")
-    if any(one.proof in ("changed", "forged") for one in found) or (
+    if any(one.proof in ("changed", "forged", "missing") for one in found) or (
         public_key and counts["digest"]
     ):
         raise typer.Exit(NOT_HELD)

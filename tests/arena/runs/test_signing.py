@@ -1,13 +1,15 @@
 """Signed bundles: `sign` and `verify` as a stranger uses them."""
 
 import json
+import os
 import sys
 
 import pytest
 
 from trapline.arena.errors import MissingError
+from trapline.arena.record import Bundle
 from trapline.arena.runs.signing import bundle_files, read_public_key, verify
-from trapline.arena.runs.store import digest
+from trapline.arena.runs.store import Store, digest
 from trapline.cli.main import build, guarded
 
 PASSWORD = "TRAPLINE_KEY_PASSWORD"
@@ -90,6 +92,33 @@ def test_changed_bundle_and_foreign_signature_are_seen(trapline, folder, key, tm
     code, printed, _ = trapline("verify", first, "--public-key", tmp_path / "other.pub")
     assert code == 4
     assert "incompatible key identifiers" in printed
+
+
+def test_bundle_that_is_gone_from_its_run_is_seen(trapline, tmp_path, plain_cell, monkeypatch):
+    run = tmp_path / "run"
+    store = Store(run)
+    cells = [store.save(Bundle(cell=plain_cell(entrant=n), files={})) for n in ("a", "b", "c")]
+    store.close()
+    assert trapline("verify", run)[:2] == (0, "3 of 3 bundles: digest holds; not signed\n")
+    first, second, third = bundle_files(run)
+    first.unlink()
+    second.write_text(second.read_text() + " ")
+    code, printed, _ = trapline("verify", run)
+    assert code == 4
+    assert printed.splitlines() == [
+        "1 of 3 bundles: digest holds; not signed",
+        "1 of 3 bundles: changed",
+        "1 of 3 bundles: missing",
+        f"  {first.stem}: the run names it, and it is gone",
+        f"  {second.stem}: its content does not match its digest",
+    ]
+    assert {first.stem, second.stem, third.stem} == {cell.bundle for cell in cells}
+    for path in (second, third):
+        path.unlink()
+    monkeypatch.setattr("os.access", lambda _, mode: mode != os.W_OK)
+    code, printed, _ = trapline("verify", run, "--json")
+    assert code == 4
+    assert json.loads(printed)["counts"] == {"missing": 3}
 
 
 def test_edited_comment_breaks_the_signature(trapline, folder, key):

@@ -4,22 +4,27 @@ A bundle's name is its digest, so a changed byte shows without any key. A signat
 vouches for the bundle. Any minisign program can check it.
 """
 
+import json
+import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from trapline.arena import output_paths
-from trapline.arena.errors import ChangedError, MissingError, UsageError
+from trapline.arena.errors import ArenaError, ChangedError, MissingError, UsageError
 from trapline.arena.record import Record
 from trapline.arena.runs.store.evidence import digest, write_durably
 
 ENDING = ".minisig"
 #: `signed`: by the given key. `unchecked`: there is a signature, and no key to check it with.
 #: `digest`: no signature. `forged`: the signature is not the key's. `changed`: another content.
-Proof = Literal["signed", "unchecked", "digest", "forged", "changed"]
-PROOFS: tuple[Proof, ...] = ("signed", "unchecked", "digest", "forged", "changed")
+#: `missing`: the run names it, and its folder has not got it.
+Proof = Literal["signed", "unchecked", "digest", "forged", "changed", "missing"]
+PROOFS: tuple[Proof, ...] = ("signed", "unchecked", "digest", "forged", "changed", "missing")
 
 
 class Verified(Record):
@@ -48,6 +53,30 @@ def bundle_files(place: Path) -> list[Path]:
     if not found:
         raise UsageError(f"{place} holds no bundles: give the folder of a run, or a bundle's file")
     return found
+
+
+def missing(place: Path) -> Iterator[Verified]:
+    """Bundles that the records of a run's folder name and that are gone from it."""
+    database = place / "run.sqlite"
+    if not database.is_file():
+        return  # a bundle's file, or bundles that were copied from their run
+    for address in sorted(_named(database)):
+        if not (place / "bundles" / f"{address}.json").is_file():
+            yield Verified(
+                bundle=address, proof="missing", reason="the run names it, and it is gone"
+            )
+
+
+def _named(database: Path) -> set[str]:
+    """The bundles of all records, also of a run that lies where nobody can write."""
+    mode = "mode=rw" if os.access(database.parent, os.W_OK) else "immutable=1"
+    place = f"{database.resolve().as_uri()}?{mode}"
+    try:
+        with closing(sqlite3.connect(place, uri=True)) as connection:
+            records = connection.execute("SELECT record FROM cells").fetchall()
+        return {bundle for (record,) in records if (bundle := json.loads(record)["bundle"])}
+    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+        raise ArenaError(f"{database} cannot be read: {error}") from None
 
 
 def make_key(path: Path, ask_password: Callable[[], str]) -> Path:
