@@ -57,14 +57,22 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     _own_files(bundle).write(out)
     title = f"{chosen.cause}: {chosen.sentence}"
+    message = _message(bundle, check)
     if is_gpu:
         module, cuda = _answer_of(bundle)
-        gpu_reproduction.write_script(out, title, calls, module, cuda)
+        gpu_reproduction.write_script(out, title, calls, module, cuda, message)
     else:
         adapted = bool(bundle.cell.profile) and ADAPTER in bundle.files
-        write_script(out, title, calls, Path(ADAPTER).stem if adapted else "solution")
+        module = Path(ADAPTER).stem if adapted else "solution"
+        write_script(out, title, calls, module, message)
     print(f"{chosen.cause} ({chosen.certainty}): {chosen.sentence}")
     print(f"run it: cd {out} && python reproduce.py")
+
+
+def _message(bundle: Bundle, check: str) -> str:
+    """What the check said in the grade."""
+    said = (one.message for one in (*bundle.cell.cases, *bundle.cell.traps) if one.id == check)
+    return next(said, "")
 
 
 def _answer_of(bundle: Bundle) -> tuple[str, bool]:

@@ -84,6 +84,14 @@ def test_calls_of_a_cuda_answer_run_again(tmp_path):
     assert answer.startswith("tensor([13.5000, 32.5000]")
 
 
+def test_script_says_what_was_expected(tmp_path):
+    calls = calls_of(["shifted", X, ROWS, 0.5])
+    script = write_script(tmp_path, "a", calls, "solution", cuda=False, message="got 1,\nnot 2")
+    lines = script.read_text().splitlines()
+    assert lines[1] == "# In the grade: got 1, not 2"
+    assert "print('in the grade: got 1, not 2')" in lines
+
+
 def test_inputs_that_came_late_come_late_again(tmp_path):
     transcript = Transcript([Exchange("shifted", (X, ROWS, 0.5), {}, late=True)])
     script = write_script(tmp_path, "a", recorded(transcript, ENTRIES), "solution", cuda=False)

@@ -76,6 +76,20 @@ def test_script_shows_the_bug(tmp_path, challenge, trap):
     assert wrong != printed(tmp_path / "right", calls, loaded(challenge).solution_files())
 
 
+@pytest.mark.parametrize("answer", ["return x", "raise ValueError(0)"])
+def test_script_says_what_was_expected(tmp_path, answer):
+    """Also where the call ends in an exception; the text of a check may be hostile."""
+    calls = recorded(Transcript([Exchange("f", (1,), {})]))
+    message = "indices is off at [0, 0]: got 32772, expected 25\nimport os\u2028'\"é"
+    (tmp_path / "solution.py").write_text(f"def f(x):\n    {answer}\n")
+    script = write_script(tmp_path, "a bug", calls, message=message)
+    told = "indices is off at [0, 0]: got 32772, expected 25 import os '\"é"
+    assert script.read_text().splitlines()[:2] == ["# a bug", f"# In the grade: {told}"]
+    command = [sys.executable, "-B", "reproduce.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert done.stdout.splitlines()[0] == f"in the grade: {told}"
+
+
 ROWS = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
@@ -142,4 +156,5 @@ def test_large_calls_are_made_again(tmp_path):
     command = [sys.executable, "-B", "reproduce.py"]
     done = subprocess.run(command, cwd=out, capture_output=True, text=True)
     assert done.returncode == 0
+    assert done.stdout.startswith("in the grade: ")
     assert "array" in done.stdout

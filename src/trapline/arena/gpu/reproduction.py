@@ -16,8 +16,10 @@ from trapline.arena.judge.reproduction import (
     MOST_BYTES,
     SCRIPT,
     as_comment,
+    as_comments,
     as_name,
     as_number,
+    as_print,
 )
 from trapline.arena.process.transcript import Transcript
 
@@ -146,8 +148,17 @@ def call_late(entry, *values):
 '''
 
 
-def write_script(folder: Path, title: str, calls: Sequence[Any], module: str, cuda: bool) -> Path:
+def write_script(
+    folder: Path,
+    title: str,
+    calls: Sequence[Any],
+    module: str,
+    cuda: bool,
+    message: str = "",
+) -> Path:
     """`calls.npz` and `reproduce.py`, which runs the calls on the answer beside it.
+
+    `message` is what the check said: what was expected, and where the answer is off.
 
     Evidence may come from anywhere: what is not a recorded value becomes a comment or raises
     `UsageError`, never code.
@@ -168,7 +179,8 @@ def write_script(folder: Path, title: str, calls: Sequence[Any], module: str, cu
     late = _LATE if any(one["late"] for one in calls) else ""
     start = _START + (_CUDA if cuda else _PYTHON).replace("{module}", as_name(module)) + late
     script = folder / SCRIPT
-    script.write_text(f"{as_comment(title)}\n{start}\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    head = "\n".join([as_comment(title), *as_comments(message), start])
+    script.write_text(f"{head}\n{as_print(message)}" + "\n".join(lines) + "\n", encoding="utf-8")
     return script
 
 

@@ -247,9 +247,15 @@ def look(function, *args, earlier=[], **kwargs):
 
 
 def write_script(
-    folder: Path, title: str, calls: Sequence[dict[str, Any]], module: str = "solution"
+    folder: Path,
+    title: str,
+    calls: Sequence[dict[str, Any]],
+    module: str = "solution",
+    message: str = "",
 ) -> Path:
     """`calls.npz` and `reproduce.py`, which runs the calls on the answer beside it.
+
+    `message` is what the check said: what was expected, and where the answer is off.
 
     Titles quote a submission, and evidence may come from anywhere: what is not a recorded value
     becomes a comment or raises `UsageError`, never code.
@@ -274,14 +280,14 @@ def write_script(
         "import numpy as np",
         f"import {as_name(module)}{renamed}",
     ]
-    start = "\n".join([as_comment(title), "", *imports, ""])
+    start = "\n".join([as_comment(title), *as_comments(message), "", *imports, ""])
     parts = (_PLAYER, "Player("), (_LOOK, "look("), (_REFILLED, "refilled(")
     start += "".join(part for part, name in parts if name in text)
     np.savez_compressed(folder / DATA, **arrays)  # type: ignore[arg-type]
     script = folder / SCRIPT
     script.write_text(
         f"{start}\nnp.set_printoptions(precision=17, threshold=10000)\n"
-        f'data = dict(np.load("{DATA}"))\n{text}\n',
+        f'data = dict(np.load("{DATA}"))\n{as_print(message)}{text}\n',
         encoding="utf-8",
     )
     return script
@@ -332,6 +338,16 @@ def _answer(place: Any) -> str:
 def as_comment(text: str) -> str:
     """One line, whatever the text holds."""
     return f"# {' '.join(text.split())}"
+
+
+def as_comments(message: str) -> list[str]:
+    """The line for what a check said, if it said anything."""
+    return [as_comment(f"In the grade: {message}")] if message else []
+
+
+def as_print(message: str) -> str:
+    """The statement that prints what a check said."""
+    return f"print({' '.join(f'in the grade: {message}'.split())!a})\n" if message else ""
 
 
 def as_number(text: str) -> str:
