@@ -59,6 +59,9 @@ VERBS = {
 #: The verbs that judge answers.
 GRADING = ("demo", "grade", "replay", "certify")
 
+#: The exit codes of errors that are not a failure of the program itself.
+_CODES = ((UsageError, USAGE), (MissingError, MISSING), (ChangedError, NOT_HELD))
+
 
 def build(only: str | None = None) -> typer.Typer:
     """The application with all its verbs; of the others than `only`, just name and summary."""
@@ -124,28 +127,21 @@ def guarded(program: Callable[[], None]) -> None:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         _flushed(program)
-    except SystemExit as ended:
-        # Typer and rich end the program themselves.
+    except SystemExit as ended:  # typer and rich end the program themselves
         if isinstance(ended.__context__, BrokenPipeError):
             _leave_closed_pipe()
         if ended.code == INTERRUPTED:
             _print_error("interrupted")
         raise
-    except BrokenPipeError:
-        _leave_closed_pipe()
     except InterruptedRunError as error:
         # Does not wait for cells in progress: their sandboxes end with us, the store is safe.
         _print_error(f"interrupted; {error.then}")
         sys.stdout.flush()
         os._exit(INTERRUPTED)
-    except UsageError as error:
-        _stop(error, USAGE)
-    except MissingError as error:
-        _stop(error, MISSING)
-    except ChangedError as error:
-        _stop(error, NOT_HELD)
+    except BrokenPipeError:
+        _leave_closed_pipe()
     except (ArenaError, OSError) as error:  # OSError: a full disk, a folder without permission
-        _stop(error, FAILURE)
+        _stop(error, next((code for kind, code in _CODES if isinstance(error, kind)), FAILURE))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise

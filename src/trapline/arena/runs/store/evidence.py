@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from trapline.arena.errors import ArenaError, ChangedError, UsageError
 from trapline.arena.record import Bundle
 
-
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
