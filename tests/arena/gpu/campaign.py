@@ -82,6 +82,8 @@ def page(results, corpus):
         "",
         f"- {results['machine']}",
         f"- **Attack success: {sum(bool(one['gained']) for one in tried)} of {len(tried)}**.",
+        f"- Not counted: {len(attempts) - len(tried)} of the {len(attempts)} attacks below; they "
+        "attack what stands in for a GPU.",
         f"- Without their own defence: {proved} succeed.",
         "",
         "| attack | what it tries | what stops it | gains | gains without that defence |",
