@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from trapline.cli.exit_codes import PIPE_CLOSED
 from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.sampling import Sampling
 
@@ -52,7 +53,7 @@ def test_a_closed_pipe_is_not_a_usage_error(checkpoint):
     ) as running:
         running.stdout.close()
         said = running.stderr.read()
-    assert (running.returncode, said) == (1, "")
+    assert (running.returncode, said) == (PIPE_CLOSED, "")
 
 
 def test_a_full_disk_is_not_a_usage_error(checkpoint):
