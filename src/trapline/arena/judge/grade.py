@@ -50,7 +50,7 @@ from trapline.arena.record import (
 
 #: A quick grade ends a call after this share of its time limit in processor time.
 QUICK_PROCESSOR_SHARE = 0.1
-#: Why a workspace that nobody wrote in has no answer.
+#: Why a workspace as it was deployed has no answer.
 UNCHANGED = "solution.py is the starter, unchanged"
 #: How the runner calls what nvcc refuses.
 COMPILE_ERROR = "CompileError"

@@ -31,7 +31,7 @@ FULL_ROUNDS = 14
 LEAST_ROUNDS, DECIDED_BY = 2, 1.5
 #: Rounds that do not agree are followed by others: up to so many times the planned ones.
 MOST_ROUNDS = 2
-#: Of the calls of a turn, the dearest of so many cheapest is what a call costs in it.
+#: So many calls of a turn decide, the cheapest; the dearer one of them is what a call costs in it.
 DECIDING = 2
 #: A call costs at least this share of the fastest one's time on the clock, without what other
 #: programs add. Processor time that a submission hides, in processes that have ended, buys no more.
@@ -215,8 +215,7 @@ class TimedAnswer:
 
 
 class Costs:
-    """What the calls of one racer cost. Of the answers of a turn the cheapest are kept: they
-    decide."""
+    """What the calls of one racer cost. The answers that decide are kept, to be checked."""
 
     def __init__(self) -> None:
         self.bursts: list[list[float]] = []
@@ -388,14 +387,15 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def kept_to(submission: Submission, processor: int | None) -> Iterator[None]:
     """Everything inside runs on this processor alone; None: wherever it likes."""
+    if processor is None:
+        yield
+        return
     running = submission.session.running
-    if processor is not None:
-        running.keep_to({processor})
+    running.keep_to({processor})
     try:
         yield
     finally:
-        if processor is not None:
-            running.keep_to(os.sched_getaffinity(0))
+        running.keep_to(os.sched_getaffinity(0))
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def missing(place: Path) -> Iterator[Verified]:
 
 
 def _named(database: Path) -> set[str]:
-    """The bundles of all records, also of a run that lies where nobody can write."""
+    """The bundles of all records, also of a run in a folder that is not writable."""
     mode = "mode=rw" if os.access(database.parent, os.W_OK) else "immutable=1"
     place = f"{database.resolve().as_uri()}?{mode}"
     try:
