@@ -1,9 +1,10 @@
 """Which files of site-packages a distribution and everything it needs consist of."""
 
+import csv
 import re
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from trapline.arena.errors import ArenaError, MissingError
 
@@ -45,12 +46,13 @@ def _closure(packages: tuple[str, ...]) -> set[str]:
 
 @cache
 def _entries_of(name: str) -> dict[str, Path]:
-    found: Distribution = distribution(name)
-    if not found.files:
+    found = distribution(name)
+    files = _recorded(found)
+    if not files:
         raise ArenaError(f"the package {found.name!r} does not list its files (RECORD is missing)")
     root = Path(str(found.locate_file(""))).resolve()
     shown: dict[str, Path] = {}
-    for file in found.files:
+    for file in files:
         top = file.parts[0]
         if top == "..":
             # `pip install --target` lists a program where another installation would have it.
@@ -60,6 +62,13 @@ def _entries_of(name: str) -> dict[str, Path]:
         elif top != "__pycache__" and not top.endswith(".pth"):
             shown[top] = root / top
     return {name: path for name, path in shown.items() if path.exists()}
+
+
+def _recorded(found: Distribution) -> list[PurePosixPath]:
+    """As the record says: from Python 3.12 on, `files` leaves out what is not at its place."""
+    if record := found.read_text("RECORD"):
+        return [PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row]
+    return list(found.files or ())
 
 
 def _script(name: str, path: Path) -> dict[str, Path]:
