@@ -11,6 +11,7 @@ import pytest
 from trapline.arena.challenge import load
 from trapline.arena.errors import ArenaError
 from trapline.arena.judge import mutants
+from trapline.arena.judge.in_order import InOrder
 from trapline.arena.judge.mutants import BOTH, GOLD, MOST_SPARE, MutantHost, _files, _spare
 from trapline.arena.judge.shared_runs import SharedRuns
 
@@ -128,15 +129,65 @@ def test_answers_with_one_seed_share_the_runs_of_mutants(challenge, asked):
     assert asked == [(GOLD, check), (form, check)]
 
 
+def in_order_with_counts(challenge, host):
+    """Four checks of a subject that says how often it has been called, and these checks."""
+    checks = [case.id for case in challenge.cases[:4]]
+    return InOrder(host, {"solution.py": COUNTS}, checks, checks), checks
+
+
+def test_checks_in_order_are_asked_no_further_than_needed(challenge):
+    with MutantHost(challenge, 3) as host:
+        in_order, checks = in_order_with_counts(challenge, host)
+        assert "call 1" in in_order.run(checks[0]).message
+        assert host.runs == 1
+        assert "call 3" in in_order.run(checks[2]).message
+        assert "call 2" in in_order.run(checks[1]).message
+        assert host.runs == 3
+
+
+def test_what_is_asked_besides_leaves_the_state_of_checks_in_order(challenge):
+    with MutantHost(challenge, 3) as host:
+        in_order, checks = in_order_with_counts(challenge, host)
+        in_order.run(checks[0])
+        assert "call 1" in host.run_files({"solution.py": COUNTS}, checks[0]).message
+        assert "call 2" in in_order.run(checks[1]).message
+
+
+def test_checks_in_order_start_again_where_another_subject_ended_the_process(challenge):
+    with MutantHost(challenge, 3) as host:
+        in_order, checks = in_order_with_counts(challenge, host)
+        in_order.run(checks[1])
+        host.start().end()
+        host._running = None
+        host.run(GOLD, checks[0])
+        assert "call 3" in in_order.run(checks[2]).message
+
+
+def test_check_in_order_that_hangs_is_asked_once(challenge, monkeypatch):
+    in_time, asked = mutants._answers_in_time, []
+
+    def second_hangs(process):
+        asked.append(process)
+        return in_time(process) and len(asked) != 2
+
+    monkeypatch.setattr(mutants, "_answers_in_time", second_hangs)
+    with MutantHost(challenge, 3) as host:
+        in_order, checks = in_order_with_counts(challenge, host)
+        assert in_order.run(checks[1]) is mutants.HUNG
+        host.run(GOLD, checks[0])
+        assert "call 1" in in_order.run(checks[2]).message
+        assert len(asked) == 4
+
+
 def test_of_checks_asked_for_their_state_no_answers_come(challenge):
     ordinary = [case.id for case in challenge.cases[:2]]
     with MutantHost(challenge, 3) as host:
-        found = host.run_in_order(GOLD, ordinary, ordinary[1:])
+        in_order = InOrder(host, GOLD, ordinary, ordinary[1:])
+        found = [in_order.run(check) for check in ordinary]
         alone = host.run(GOLD, ordinary[1])
-    assert [bool(found[check].transcript.exchanges) for check in ordinary] == [False, True]
+    assert [bool(run.transcript.exchanges) for run in found] == [False, True]
     answers = [
-        [exchange.entry for exchange in run.transcript.exchanges]
-        for run in (found[ordinary[1]], alone)
+        [exchange.entry for exchange in run.transcript.exchanges] for run in (found[1], alone)
     ]
     assert answers[0] == answers[1]
 
@@ -196,6 +247,6 @@ def test_what_failed_is_made_again_for_the_next():
 def test_check_that_counts_for_its_state_alone_starts_no_process():
     challenge, check = load("flash_attention_forward"), "score-matrix-in-memory"
     with MutantHost(challenge, 3) as host:
-        assert not host.run_in_order(GOLD, [check], {check})[check].failed
-        left_out = host.run_in_order(GOLD, [check], ())[check]
+        assert not InOrder(host, GOLD, [check], {check}).run(check).failed
+        left_out = InOrder(host, GOLD, [check], ()).run(check)
     assert left_out.message == "no further process is started"

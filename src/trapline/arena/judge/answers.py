@@ -13,6 +13,7 @@ from trapline.arena.judge.comparison import (
     without_numbers,
 )
 from trapline.arena.judge.failures import Failure
+from trapline.arena.judge.in_order import InOrder
 from trapline.arena.judge.mutants import BOTH, GOLD, MutantHost, Run
 from trapline.arena.judge.patterns import Patterns
 from trapline.arena.process.transcript import Transcript
@@ -39,7 +40,7 @@ class Answers:
         self._same: dict[tuple[str, str], bool] = {}
         self._right: dict[str, bool] = {}
         #: What bugs that keep state answer to the failing checks, one after the other.
-        self._in_order: dict[str, dict[str, Run]] = {}
+        self._in_order: dict[str, InOrder] = {}
         self._comparisons: dict[tuple[str, str], Comparison] = {}
         #: By its identity: a transcript, and the parts of it that are judged.
         self._judged_parts: dict[int, tuple[Transcript, Transcript]] = {}
@@ -130,8 +131,8 @@ class Answers:
             is_spent = self.host.runs + len(asked) > self.most_runs
             if is_spent or len(self._in_order) == MOST_IN_ORDER:
                 return False
-            self._in_order[form] = self.host.run_in_order(form, asked, self.failures)
-        mutant, right = self._in_order[form][check], self.host.run(GOLD, check)
+            self._in_order[form] = InOrder(self.host, form, asked, self.failures)
+        mutant, right = self._in_order[form].run(check), self.host.run(GOLD, check)
         got = self.failures[check].transcript
         found = self._compare(got, mutant.transcript, right.transcript)
         if not mutant.failed:

@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -251,15 +250,17 @@ class MutantHost:
         """Loaded anew, for code whose answers may vary or that keeps state."""
         return self._ask(subject, check, again=True)
 
-    def run_in_order(
-        self, subject: str, checks: Sequence[str], judged: Collection[str]
-    ) -> dict[str, Run]:
-        """Loaded anew and asked one check after the other, for code that keeps state. Of checks
-        that are not `judged` only the state counts, so they start no processes."""
-        return {
-            check: self._ask(subject, check, again=place == 0, alone=check not in judged)
-            for place, check in enumerate(checks)
-        }
+    def ask_next(
+        self, subject: str | dict[str, str], check: str, *, first: bool, alone: bool
+    ) -> Run:
+        """The next check of a subject that is asked in order, and loaded anew for the `first`;
+        what it is asked otherwise does not change its state. `alone`: only the state counts."""
+        return self._ask(subject, check, again=first, alone=alone, in_order=True)
+
+    @property
+    def process(self) -> object | None:
+        """The process that runs our code at present."""
+        return self._running
 
     def run_files(self, files: dict[str, str], check: str) -> Run:
         """Any files of ours, for example two mutants at once."""
@@ -272,8 +273,10 @@ class MutantHost:
         *,
         again: bool = False,
         alone: bool = False,
+        in_order: bool = False,
     ) -> Run:
-        return self._ask_for_bytes(subject, check, again=again, alone=alone)[0]
+        how = {"again": again, "alone": alone, "in_order": in_order}
+        return self._ask_for_bytes(subject, check, **how)[0]
 
     def _ask_for_bytes(
         self,
@@ -282,12 +285,14 @@ class MutantHost:
         *,
         again: bool = False,
         alone: bool = False,
+        in_order: bool = False,
     ) -> tuple[Run, bytes]:
         """The run, and the bytes it came in."""
         self.runs += 1
         running = self.start()
         process = running.process
-        request = (_where(self.challenge), subject, check, self.seed, self.full, again, alone)
+        how = again, alone, in_order
+        request = (_where(self.challenge), subject, check, self.seed, self.full, *how)
         assert process.stdin is not None
         assert process.stdout is not None
         running.owes = True
@@ -386,7 +391,8 @@ class _Server:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.loaded: dict[str, Submission] = {}
+        #: By its name or files, and whether it is asked in order.
+        self.loaded: dict[tuple[str, bool], Submission] = {}
         #: How many were loaded so far.
         self.loads = 0
         #: Buffers of GPU subjects: some checks need gigabytes, which all subjects can share.
@@ -426,6 +432,7 @@ class _Server:
         full: bool,
         again: bool,
         alone: bool,
+        in_order: bool,
     ) -> Run:
         """`alone`: without further processes of the subject, for the state that it leaves."""
         challenge = self.challenge(*where)
@@ -433,7 +440,8 @@ class _Server:
             _limit_memory(challenge)
         checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
         check = next(check for check in checks if check.id == check_id)
-        key = subject if isinstance(subject, str) else str(sorted(subject.items()))
+        name = subject if isinstance(subject, str) else str(sorted(subject.items()))
+        key = name, in_order
         if again or key not in self.loaded:
             try:
                 self.loaded[key] = self.load(challenge, subject, full)
