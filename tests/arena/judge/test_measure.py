@@ -103,10 +103,25 @@ def test_skipped_work_is_found_in_the_calls_that_decide(speed, skipped):
         speed(reference=[1.0], submission=calls)
 
 
+def of_rounds(*seconds):
+    """Calls that take so long in one round after the other."""
+    return [each for each in seconds for _ in range(measure.BURST)]
+
+
+@pytest.mark.parametrize("seconds", [(1.0,), (1.0, 1.01, 1.02), (1.0, 1.0, 1.0, 1.0, 1.0, 3.0)])
+def test_rounds_that_agree_but_for_a_few_are_enough(speed, seconds):
+    assert speed(reference=[1.0], submission=of_rounds(*seconds)).evidence["rounds"] == 6
+
+
 def test_rounds_that_do_not_agree_are_followed_by_others(speed):
-    assert speed(reference=[1.0], submission=[1.0]).evidence["rounds"] == 6
-    noisy = speed(reference=[1.0], submission=[2.0, *[1.0] * 4, *[2.0] * 3])
+    noisy = speed(reference=[1.0], submission=of_rounds(1.0, 1.5, 2.0))
     assert noisy.evidence["rounds"] == 6 * measure.MOST_ROUNDS
+
+
+def test_no_further_rounds_follow_once_the_ratio_is_certain(speed):
+    settling = of_rounds(1.0, 1.5, 1.0, 1.5, 1.2, 1.2, *[1.2] * 18)
+    rounds = speed(reference=[1.0], submission=settling).evidence["rounds"]
+    assert 6 < rounds < 6 * measure.MOST_ROUNDS
 
 
 @pytest.mark.parametrize(

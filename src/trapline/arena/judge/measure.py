@@ -29,15 +29,18 @@ FULL_ROUNDS = 14
 #: After so many rounds no further ones are run where they cannot change the score: this many times
 #: the ratio, or as much less, scores the same.
 LEAST_ROUNDS, DECIDED_BY = 2, 1.5
-#: Rounds that do not agree are followed by others: up to so many times the planned ones.
-MOST_ROUNDS = 2
+#: While the ratio is uncertain further rounds are run: up to so many times the planned ones.
+MOST_ROUNDS = 3
 #: So many calls of a turn decide, the cheapest; the dearer one of them is what a call costs in it.
 DECIDING = 2
 #: A call costs at least this share of the fastest one's time on the clock, without what other
 #: programs add. Processor time that a submission hides, in processes that have ended, buys no more.
 LEAST_SHARE = 0.4
-#: Halves of the rounds that differ by no more than this share agree.
-AGREED = 0.03
+#: A standard error of the ratio that moves no score by more than a fifth of a point.
+CERTAIN = 0.03
+#: Of normal numbers: the standard deviation, in units of the median distance from the median; and
+#: the standard error of the median, in units of that of the mean.
+DEVIATION_BY_MEDIAN, ERROR_OF_MEDIAN = 1.4826, 1.2533
 #: A call that used so many times the time on the clock works on several processors.
 PARALLEL = 1.5
 #: The speed of the same code in two sandboxes differs by up to this share, beside other work.
@@ -168,13 +171,18 @@ def _ratios(costs: dict[str, "Costs"]) -> list[float]:
 
 
 def _settled(costs: dict[str, "Costs"], rounds: int) -> bool:
-    """Whether the planned rounds are done, and agree or have been repeated often enough."""
+    """Whether the planned rounds are done, and the ratio is certain or they were repeated often."""
     done = costs["reference"].rounds
     if done < rounds or done >= MOST_ROUNDS * rounds:
         return done >= rounds
-    ratios = _ratios(costs)
-    halves = [statistics.median(ratios[start::2]) for start in (0, 1)]
-    return max(halves) <= (1.0 + AGREED) * min(halves)
+    return _uncertainty(_ratios(costs)) <= CERTAIN
+
+
+def _uncertainty(ratios: Sequence[float]) -> float:
+    """Standard error of their median, as a share of it; a few ratios far off hardly count."""
+    logs = np.log(ratios)
+    distance = float(np.median(np.abs(logs - np.median(logs))))
+    return ERROR_OF_MEDIAN * DEVIATION_BY_MEDIAN * distance / math.sqrt(len(ratios))
 
 
 def _is_decided(ratio: float, costs: dict[str, "Costs"], plan: SpeedPlan) -> bool:
