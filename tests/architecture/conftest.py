@@ -53,9 +53,10 @@ HEAVY_PLACES = (
 )
 #: Programs that run inside a sandbox: the standard library, NumPy, and the frames between.
 INSIDE = {
-    "arena/process/worker.py": {"numpy", "wire"},
+    "arena/process/worker.py": {"numpy", "numpy_start", "wire"},
+    "arena/process/numpy_start.py": {"numpy"},
     "arena/process/wire.py": {"numpy"},
-    "arena/judge/tester.py": {"numpy", "pytest", "wire"},
+    "arena/judge/tester.py": {"numpy", "numpy_start", "pytest", "wire"},
     "arena/judge/inspector.py": {"code_from_data", "mechanical", "rewrite"},
     "arena/judge/code_from_data.py": set(),
     "arena/judge/rewrite.py": set(),

@@ -57,6 +57,14 @@ def test_run_finds_nothing_of_the_run_before(suite):
         assert [tests.run(CHANGED)["passed"] for _ in range(3)] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["wire", "numpy_start"])
+def test_suite_may_import_a_module_named_like_one_of_ours(suite, name, tmp_path):
+    (tmp_path / f"{name}.py").write_text("MINE = True\n")
+    imported = f"from {name} import MINE\n\n\ndef test_it():\n    assert MINE\n"
+    with suite(imported) as tests:
+        assert tests.run(CHANGED)["passed"] == 1
+
+
 def test_suite_that_removes_its_folder_is_run_again(suite):
     text = "import shutil\n\n\ndef test_it():\n    shutil.rmtree('.', ignore_errors=True)\n"
     with suite(text) as tests:

@@ -165,8 +165,12 @@ def _report(reading: int, deadline: float) -> Any:
 
 def main() -> None:
     """`tester.py FD SUBMISSION_FOLDER`: answers questions until the channel closes."""
+    import numpy_start
+
+    numpy_start.import_numpy()
     import wire
 
+    del sys.modules["wire"], sys.modules["numpy_start"]  # a submission may have such modules
     channel = wire.Channel(socket.socket(fileno=int(sys.argv[1])))
     place = os.path.join(os.getcwd(), PLACE)
     os.mkdir(place)

@@ -183,13 +183,16 @@ def _exception(name: str) -> type[Exception]:
 
 
 def main() -> None:
-    """`worker.py FD SUBMISSION_FOLDER`, with wire.py beside this file."""
+    """`worker.py FD SUBMISSION_FOLDER`, with wire.py and numpy_start.py beside this file."""
     fd, folder = int(sys.argv[1]), sys.argv[2]
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import wire  # what lies beside this file inside the sandbox
+    import numpy_start  # what lies beside this file inside the sandbox
+
+    numpy_start.import_numpy()
+    import wire
 
     sys.path.pop(0)
-    del sys.modules["wire"]
+    del sys.modules["wire"], sys.modules["numpy_start"]
     sock = socket.socket(fileno=fd)
     _, lent, _, _ = socket.recv_fds(sock, 1, 2)
     channel = wire.Channel(sock, give=wire.Lent(lent[1]), take=wire.Lent(lent[0]))

@@ -17,12 +17,12 @@ _PREFIX = "trapline-sandbox-"
 _ARENA = Path(__file__).resolve().parents[2]
 #: The files of each program, the program itself first.
 _PROGRAMS = {
-    "worker": ("process/worker", "process/wire"),
+    "worker": ("process/worker", "process/wire", "process/numpy_start"),
     "gpu_runner": (
         *("gpu/runner", "process/wire", "process/worker"),
         *("gpu/memory", "gpu/tensors", "gpu/burst", "gpu/trapline.h"),
     ),
-    "tester": ("judge/tester", "process/wire"),
+    "tester": ("judge/tester", "process/wire", "process/numpy_start"),
     "inspector": (
         *("judge/inspector", "judge/rewrite", "judge/code_from_data"),
         "certify/mechanical",
