@@ -150,7 +150,8 @@ def _small_vocabulary(submission: Submission, rng: np.random.Generator, size: in
     table.same_tree(submission, log_q, 2, ([0, 0], [-1, 0]))
     laws = np.eye(1, size, dtype=kind).repeat(2, axis=0)
     sampled(submission, [0], [-1], laws.tolist(), [0.25, 0.5], ([0], 0), kind)
-    settings: dict[str, Any] = {"max_new_tokens": 3, "eos_id": size, "budget": 2}
+    # The only token is also the end: it is said, and ends the output.
+    settings: dict[str, Any] = {"max_new_tokens": 1, "eos_id": size - 1, "budget": 2}
     table.run(submission, _always(log_q[0]), _always(log_q), (0,), **settings)
 
 
