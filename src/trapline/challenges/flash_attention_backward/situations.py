@@ -12,16 +12,19 @@ BLIND = "an answer written from this prompt alone"
 BLIND_FORWARD = "an answer written from the prompt of the forward challenge alone"
 
 
-def with_logits(rng: np.random.Generator, logits: list[float], T: int, causal: bool) -> Saved:
-    """Arguments (one head, width 4, float64) whose scaled scores are logits[s] for each query.
+def with_logits(
+    rng: np.random.Generator, logits: list[float], T: int, causal: bool, width: int = 4
+) -> Saved:
+    """Arguments (one head, float64) whose scaled scores are logits[s] for each query.
 
-    The scale of width 4 is ½, and one coordinate carries the logit.
+    The scale of width 4 is ½, and one coordinate carries the logit. Of width 16 the root of the
+    scale is a power of two as well: scores are exact where each of q and k is scaled by it.
     """
     S = len(logits)
-    q, k = rng.standard_normal((1, 1, T, 4)), np.zeros((1, 1, S, 4))
-    q[..., 0] = 2.0
+    q, k = rng.standard_normal((1, 1, T, width)), np.zeros((1, 1, S, width))
+    q[..., 0] = width**0.5
     k[0, 0, :, 0] = logits
-    dout, v = rng.standard_normal((1, 1, T, 4)), rng.standard_normal((1, 1, S, 4))
+    dout, v = rng.standard_normal((1, 1, T, width)), rng.standard_normal((1, 1, S, width))
     return saved(dout, q, k, v, causal)
 
 

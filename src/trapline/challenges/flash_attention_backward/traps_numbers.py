@@ -220,9 +220,10 @@ def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> Non
     control=ordinary,
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
-    # The first key has all the weight, so that it gets all of dout.
-    arguments = with_logits(rng, [-1e200 * s for s in range(1, 7)], 6, True)
-    want = np.zeros((1, 1, 6, 4))
+    # The first key has all the weight, so that it gets all of dout; that takes scores which are
+    # exact in every way of scaling, since the saved lse is compared with them.
+    arguments = with_logits(rng, [-1e200 * s for s in range(1, 7)], 6, True, width=16)
+    want = np.zeros((1, 1, 6, 16))
     want[:, :, 0] = arguments[0].sum(axis=2)
     for tile in (4, 16):
         answer = submission.flash_attention_backward(*arguments, causal=True, tile=tile)
