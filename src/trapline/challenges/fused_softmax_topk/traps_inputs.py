@@ -182,8 +182,11 @@ def no_rows_crash(submission: Submission, rng: Rng) -> None:
     control=one_tile,
 )
 def matrix_materialised(submission: Submission, rng: Rng) -> None:
-    """Few rows of three million logits in all: even a mask of one byte each shows."""
-    _expect_no_growth(submission, overlapping(rng, 48, 2048), overlapping(rng, 48, 1 << 16))
+    """Few rows of three million logits in all: even a mask of one byte each shows.
+
+    The small problem has rows as long, so that it pays for a tile of any width.
+    """
+    _expect_no_growth(submission, overlapping(rng, 2, 1 << 16), overlapping(rng, 48, 1 << 16))
 
 
 @trap(
@@ -197,7 +200,8 @@ def matrix_materialised(submission: Submission, rng: Rng) -> None:
     control=one_tile,
 )
 def tile_grows_with_n(submission: Submission, rng: Rng) -> None:
-    _expect_no_growth(submission, overlapping(rng, 32, 2048), overlapping(rng, 512, 2048))
+    """The small problem pays for a tile of up to 2^18 logits."""
+    _expect_no_growth(submission, overlapping(rng, 128, 2048), overlapping(rng, 1024, 2048))
 
 
 @trap(
@@ -224,7 +228,7 @@ def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
 )
 def half_matrix_widened(submission: Submission, rng: Rng) -> None:
     half = np.float16
-    small, large = overlapping(rng, 24, 2048, half), overlapping(rng, 24, 1 << 16, half)
+    small, large = overlapping(rng, 2, 1 << 16, half), overlapping(rng, 24, 1 << 16, half)
     _expect_no_growth(submission, small, large)
 
 
