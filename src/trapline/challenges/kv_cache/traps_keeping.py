@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from trapline.arena.errors import SubmissionRaised
+from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
@@ -245,9 +247,19 @@ _KEEP_WITHOUT_A_CHECK = (
 )
 def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=3):
-        child = twin.fork(twin.add(12))
-        # All pages are shared and none is free: there is nowhere to put another order.
-        twin.refuses(MemoryError, "keep", child, list(range(11, -1, -1)))
+        child, order = twin.fork(twin.add(12)), list(range(11, -1, -1))
+        # All pages are shared and none is free. How many pages this needs is left open: a cache
+        # that keeps the new order beside the pages needs none, and has none to give afterwards.
+        try:
+            twin.cache.keep(child, order)
+        except SubmissionRaised as raised:
+            expect.that("MemoryError" in {raised.kind, *raised.bases}, str(raised))
+        else:
+            twin.model.keep(child, order)
+            twin.check()
+            twin.free(child)
+            other, rows = twin.add(), twin.rows(1)
+            twin.refuses(MemoryError, "append", other, 0, rows, rows)
         twin.check()
 
 

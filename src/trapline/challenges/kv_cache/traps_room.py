@@ -301,8 +301,9 @@ def keep_frees_shared_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=3):
         child = twin.fork(twin.add(8))
         twin.keep(child, [1])
+        # The parent holds two of three pages, whatever the child needs.
         other = twin.add()
-        rows = twin.rows(4)
+        rows = twin.rows(5)
         twin.refuses(MemoryError, "append", other, 0, rows, rows)
 
 
