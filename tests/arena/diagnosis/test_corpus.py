@@ -5,6 +5,8 @@ from functools import cache
 import corpus
 import pytest
 
+from trapline.arena.challenge import load
+
 #: A cheap part of the corpus for every run; `full` runs all of it.
 SAMPLE = 1
 #: Of all bugs: caught, named, and led with.
@@ -25,6 +27,14 @@ def test_sample_of_the_corpus(challenge):
     assert right[1] == [], right[0].name
     missed = [answer.name for answer, findings in wrong if not findings]
     assert not missed
+
+
+@pytest.mark.parametrize("challenge", corpus.challenges())
+def test_a_trap_that_alone_names_a_bug_of_the_corpus_was_seen(challenge):
+    files = [path.name for path in sorted(corpus.ROOT.joinpath(challenge).glob("bugs*.toml"))]
+    bugs = [bug for file in files for bug in corpus.buggy(challenge, file)]
+    alone = {bug.named_by[0] for bug in bugs if len(bug.named_by) == 1}
+    assert alone <= {trap.id for trap in load(challenge).traps if trap.seen}
 
 
 @pytest.mark.full

@@ -264,6 +264,7 @@ def rows_of_another_order(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="A batch that retires finished prompts must return their answers in the original order.",
     mutant=insert_before(RETURN, "    searches.sort(key=lambda search: search.length)\n"),
+    seen=BLIND,
 )
 def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
@@ -329,6 +330,7 @@ def one_call_a_beam(submission: Submission, rng: np.random.Generator) -> None:
             "np.concatenate([lm.log_probs(s.prefixes()) for s in open_searches])",
         ),
     ),
+    seen=BLIND,
 )
 def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
     # The end is the second best continuation, so that all searches look at it.

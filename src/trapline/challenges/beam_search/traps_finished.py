@@ -108,6 +108,7 @@ def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
         "        floors = -np.partition(-totals, width - 1, axis=1)[:, width - 1 : width]\n"
         "        totals[totals < floors] = -np.inf\n",
     ),
+    seen=BLIND,
 )
 def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D, F = tokens(rng, 6)
@@ -146,6 +147,7 @@ def _ranked(count: str) -> Mutant:
     "EOS continuation into the pool.",
     mutant=_ranked("self.rules.beam_width"),
     also=[_ranked("2 * self.rules.beam_width")],
+    seen=BLIND,
 )
 def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -379,6 +381,7 @@ def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) ->
             "                self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n",
         ),
     ),
+    seen=BLIND,
     control=ordinary_search,
 )
 def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> None:
@@ -454,6 +457,7 @@ def tie_ordered_by_higher_tokens(submission: Submission, rng: np.random.Generato
         "        elif self._is_settled():\n",
         "        elif self._is_settled():\n" + _LIMIT,
     ),
+    seen=BLIND,
     control=ordinary_search,
 )
 def early_stop_returns_live_beams(submission: Submission, rng: np.random.Generator) -> None:

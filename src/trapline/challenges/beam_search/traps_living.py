@@ -92,6 +92,7 @@ def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generato
             ("np.arange(values.size)", "np.flatnonzero(values > values.min())"),
         ),
     ],
+    seen=BLIND,
 )
 def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -170,6 +171,7 @@ def impossible_made_finite(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="The first step has one beam and V tokens; a library's top-k refuses W > V.",
     mutant=edit("    if values.size > count:\n", "    if values.size:\n"),
+    seen=BLIND,
     control=ordinary_search,
 )
 def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
@@ -635,6 +637,7 @@ def _pruned(keeps: str) -> Mutant:
     story="The contract lets a prompt stop, not a beam: the W best live until then.",
     mutant=_pruned(">"),
     also=[_pruned(">=")],
+    seen=BLIND,
     control=lambda submission, rng: _beside_a_strong_beam(submission, rng, -0.5),
 )
 def hopeless_beams_dropped(submission: Submission, rng: np.random.Generator) -> None:

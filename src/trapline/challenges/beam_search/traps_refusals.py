@@ -79,6 +79,7 @@ def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="int(2.5) hides a configuration mistake.",
     mutant=edit("whole(beam_width, ", "whole(int(beam_width), "),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary_search,
 )
@@ -91,6 +92,7 @@ def fractional_width_accepted(submission: Submission, rng: np.random.Generator) 
     severity="minor",
     story="A limit of 2.5 steps is never reached exactly.",
     mutant=edit("whole(max_new_tokens, ", "whole(int(max_new_tokens), "),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary_search,
 )
@@ -129,6 +131,7 @@ def infinite_penalty_accepted(submission: Submission, rng: np.random.Generator) 
     severity="minor",
     story="An unset id of -1 makes the last token of the vocabulary the end.",
     mutant=edit('"eos_id", least=0', '"eos_id", least=-9'),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary_search,
 )
@@ -167,6 +170,7 @@ def answers_with(value: float, rng: np.random.Generator) -> Callable[[int], np.n
     severity="major",
     story="With a NaN among the scores the order of beams depends on the sort algorithm.",
     mutant=edit("np.isnan(log_probs).any() or np.isposinf", "np.isposinf"),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary_search,
 )
@@ -179,6 +183,7 @@ def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="One infinite sum wins every comparison.",
     mutant=edit(" or np.isposinf(log_probs).any()", ""),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary_search,
 )

@@ -78,6 +78,7 @@ def the_longer_end_wins(submission: Submission, rng: np.random.Generator) -> Non
             "        self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n",
         )
     ],
+    seen=BLIND,
 )
 def ranked_by_sum(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -126,6 +127,7 @@ def eos_not_counted(submission: Submission, rng: np.random.Generator) -> None:
         "            n = self.length + (tokens[-1] != self.rules.eos_id)\n"
         "            score = self.rules.score(float(total), n)\n",
     ),
+    seen=BLIND,
 )
 def unfinished_length_off_by_one(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -183,6 +185,7 @@ def without_penalty(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="`length_penalty or 1.0` treats 0.0 as absent.",
     mutant=edit("        finite(length_penalty,", "        finite(length_penalty or 1.0,"),
+    seen=BLIND,
     control=ordinary_search,
 )
 def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) -> None:
@@ -375,6 +378,7 @@ def answers_padded(submission: Submission, rng: np.random.Generator) -> None:
         ("Search(token_list(prompt), rules)", "Search(prompt, rules)"),
         (RESULT, "        self.prompt += self.pool[0].tokens\n" + RESULT),
     ),
+    seen=BLIND,
 )
 def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
     E, _, table = two_ends_of_different_length(rng)
@@ -430,6 +434,7 @@ def answers_remembered(submission: Submission, rng: np.random.Generator) -> None
         _TOTALS.replace("log_probs\n", "log_probs.astype(np.float32)\n")
         + "        totals = totals.astype(np.float32)\n",
     ),
+    seen=BLIND,
     control=ordinary_search,
 )
 def float64_summed_in_float32(submission: Submission, rng: np.random.Generator) -> None:
@@ -450,6 +455,7 @@ def float64_summed_in_float32(submission: Submission, rng: np.random.Generator) 
         "np.asarray(answer, dtype=np.float64)",
         "np.asarray(answer, dtype=np.float32).astype(np.float64)",
     ),
+    seen=BLIND,
     control=ordinary_search,
 )
 def model_rounded_to_float32(submission: Submission, rng: np.random.Generator) -> None:

@@ -273,6 +273,7 @@ def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) ->
             "        return ended or found\n",
         )
     ],
+    seen=BLIND,
 )
 def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
     # The end is the second best continuation of A, so that all searches look at it.
@@ -287,6 +288,7 @@ def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Gener
     severity="major",
     story="The limit is checked before the step instead of after it.",
     mutant=edit("        if self.length == self.rules", "        if self.length > self.rules"),
+    seen=BLIND,
 )
 def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

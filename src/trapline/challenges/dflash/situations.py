@@ -10,7 +10,7 @@ from trapline.challenges.dflash import table
 from trapline.gold.tree_decoding import oracle
 
 VOCABULARY = 7
-#: Where a bug was seen.
+#: Where a bug of the blind corpus was seen.
 WRITTEN = "an answer written from this prompt alone"
 BAD = (ValueError, TypeError)
 

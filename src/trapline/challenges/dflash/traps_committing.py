@@ -51,6 +51,7 @@ def cache_rows_off_by_one(submission: Submission, rng: np.random.Generator) -> N
     mutant=edit(
         _ROWS, _ROWS.replace("range(first)", "range(prefix_len)") + "    rows = rows or [0]\n"
     ),
+    seen=WRITTEN,
 )
 def root_row_lost(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 4, 2), 2, [1, 2])
@@ -79,6 +80,7 @@ def row_for_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A path is in the order of its tokens, whatever the indices are.",
     mutant=edit(_ROWS, _ROWS.replace("in nodes", "in sorted(nodes)")),
+    seen=WRITTEN,
 )
 def path_sorted(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 5, 2), 2, [4, 1, 3])
@@ -136,6 +138,7 @@ def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> No
     story="float64 in a float32 cache doubles its size.",
     mutant=edit(KEPT, "    return kv[..., rows, :].astype(np.float64)\n"),
     also=[edit(KEPT, "    return kv[..., rows, :].astype(np.float32)\n")],
+    seen=WRITTEN,
 )
 def cache_dtype_changed(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float16):

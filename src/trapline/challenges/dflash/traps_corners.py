@@ -34,6 +34,7 @@ _LIMIT = '"max_new_tokens", least=0'
         (PUSH, PUSH.replace("depth, parent, token,", "parent, token, depth,")),
         (POP, POP.replace("depth, parent, token,", "parent, token, depth,")),
     ),
+    seen=WRITTEN,
 )
 def tie_parent_before_depth(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d = distinct(rng, 4)
@@ -112,6 +113,7 @@ def _wide_trees(
     severity="minor",
     story="Two tokens that differ in the tenth digit become a tie, and the wrong one is picked.",
     mutant=edit("    return log_probs.argmax", "    return log_probs.astype(np.float32).argmax"),
+    seen=WRITTEN,
 )
 def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     low, high, eos = (*rising(rng, 2), VOCABULARY)

@@ -75,6 +75,7 @@ def committed_prefix_wrong(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="The root belongs to the prefix that the target sees, and not to the tree.",
     mutant=edit(ASKED, ASKED.replace("prefix + output", "(prefix + output)[:-1]")),
+    seen=WRITTEN,
 )
 def prefix_without_root(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=4, budget=2)
@@ -236,6 +237,7 @@ def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="The contract includes the EOS token in the output.",
     mutant=insert_before(OUTPUT, "    output = [t for t in output if t != eos_id]\n"),
+    seen=WRITTEN,
 )
 def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, end=3, max_new_tokens=10, budget=2)
@@ -392,6 +394,7 @@ def budget_ignored_by_generate(submission: Submission, rng: np.random.Generator)
     severity="major",
     story="A tree without nodes still yields one token per pass.",
     mutant=insert_after(BLOCK, "        if not len(tokens):\n            break\n"),
+    seen=WRITTEN,
 )
 def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)

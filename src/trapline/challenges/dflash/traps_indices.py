@@ -7,6 +7,7 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,
+    WRITTEN,
     cache,
     distinct,
     rising,
@@ -123,6 +124,7 @@ def _leaf_zero(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="`if parent` or `parent > 0` asks whether there is a parent, and 0 is one.",
     mutant=edit(INHERIT, "        mask[node + 1] = mask[parent + 1 if parent > 0 else 0]\n"),
+    seen=WRITTEN,
     control=_leaf_zero,
 )
 def mask_without_node_zero(submission: Submission, rng: np.random.Generator) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 
 from trapline.arena.judge.traps import edit, insert_before, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.dflash.situations import float_type
+from trapline.challenges.dflash.situations import WRITTEN, float_type
 from trapline.challenges.dflash.traps_sampling import EXCEEDING, LAST, PICKS, sampled
 
 _SAMPLED = "    return verify_tree(tokens, parents, choices)\n"
@@ -98,6 +98,7 @@ def bonus_from_the_residual(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="The contract names the last possible token.",
     mutant=edit(LAST, "    return int(row.argmax())\n"),
+    seen=WRITTEN,
 )
 def rounding_picks_the_likeliest(submission: Submission, rng: np.random.Generator) -> None:
     gap = 2.0 ** -float(rng.integers(18, 22))

@@ -91,6 +91,7 @@ def deepest_node_last(submission: Submission, rng: np.random.Generator) -> None:
             "        seen = above[seen]\n" + MASK,
         ),
     ),
+    seen=WRITTEN,
     control=deepest_node_last,
 )
 def mask_ends_with_the_last_node(submission: Submission, rng: np.random.Generator) -> None:
@@ -124,6 +125,7 @@ def mask_of_another_row(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="The root is in neither the prefix nor the arrays of the tree and is easily left out.",
     mutant=insert_before(MASK, "    mask[1:, prefix_len] = False\n"),
+    seen=WRITTEN,
 )
 def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -144,6 +146,7 @@ def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="The root's own logits then depend on guesses about what follows it.",
     mutant=insert_before(MASK, "    mask[0] = True\n"),
+    seen=WRITTEN,
 )
 def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)

@@ -207,6 +207,7 @@ def too_few_choices_accepted(submission: Submission, rng: np.random.Generator) -
         '    choices = checked_ints(choices, len(parents) + 1, "choices")\n',
         '    choices = checked_ints(choices[: len(parents) + 1], len(parents) + 1, "choices")\n',
     ),
+    seen=WRITTEN,
     dimension="robustness",
 )
 def too_many_choices_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -293,6 +294,7 @@ def nan_probability_accepted(submission: Submission, rng: np.random.Generator) -
             "    return int(np.flatnonzero(row >= row.max())[-1])\n",
         ),
     ),
+    seen=WRITTEN,
     dimension="robustness",
 )
 def impossible_law_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -426,6 +428,7 @@ def node_beyond_the_cache_accepted(submission: Submission, rng: np.random.Genera
         "    rows = [r for r in rows if r < kv.shape[-2] or r > prefix_len]\n"
         "    if max(rows, default=0) >= kv.shape[-2]:\n",
     ),
+    seen=WRITTEN,
     dimension="robustness",
 )
 def short_cache_accepted(submission: Submission, rng: np.random.Generator) -> None:

@@ -102,6 +102,7 @@ def one_number_for_all(submission: Submission, rng: np.random.Generator) -> None
         "    numbers = [uniforms[depth] for depth in depths]\n"
         "    choices = [pick(row, u) for row, u in zip(probs, numbers, strict=True)]\n",
     ),
+    seen=WRITTEN,
 )
 def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.5, 0.5]] * 4

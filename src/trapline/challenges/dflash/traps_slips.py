@@ -176,6 +176,7 @@ def siblings_are_leaves(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="A sure token below an unlikely one looks heavy.",
     mutant=edit(PUSH, PUSH.replace("-(above + value)", "-value")),
+    seen=WRITTEN,
 )
 def weight_of_the_node_alone(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c = distinct(rng, 3)
@@ -336,6 +337,7 @@ def orphan_branch_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="Rows counted by depth: right for a chain.",
     mutant=edit(VERDICT, "    return path, choices[len(path)]\n"),
+    seen=WRITTEN,
 )
 def bonus_by_depth(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x, y = distinct(rng, 5)
@@ -354,6 +356,7 @@ def bonus_by_depth(submission: Submission, rng: np.random.Generator) -> None:
         ),
         (VERDICT, "    return path, choices[len(path)]\n"),
     ),
+    seen=WRITTEN,
 )
 def rows_counted_by_depth(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, e, x, y = distinct(rng, 6)
@@ -533,6 +536,7 @@ def target_without_the_prompt(submission: Submission, rng: np.random.Generator) 
     severity="major",
     story="Its first row then proposes the root again, and nothing is accepted.",
     mutant=edit(BLOCK, BLOCK.replace("prefix + output", "(prefix + output)[:-1] or prefix")),
+    seen=WRITTEN,
 )
 def drafter_without_the_root(submission: Submission, rng: np.random.Generator) -> None:
     got = told(submission, rng, table.perfect_draft, 2, max_new_tokens=9, budget=2)

@@ -188,6 +188,7 @@ def tree_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
         (POP, POP + "        depth = -depth\n"),
     ),
     also=[_LEVELS_MERGED],
+    seen=WRITTEN,
 )
 def tie_deeper_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b = rising(rng, 2)
@@ -263,6 +264,7 @@ def token_before_parent_in_ties(submission: Submission, rng: np.random.Generator
         (PUSH, PUSH.replace("-(above + value)", "-(above * np.exp(value))")),
         ("    offer(0.0, 0, -1, 0)\n", "    offer(1.0, 0, -1, 0)\n"),
     ),
+    seen=WRITTEN,
 )
 def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
     worse, better = rising(rng, 2)
@@ -321,6 +323,7 @@ def draft_rounded_to_float32(submission: Submission, rng: np.random.Generator) -
     mutant=insert_before(
         RANKED, "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n"
     ),
+    seen=WRITTEN,
 )
 def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c = distinct(rng, 3)

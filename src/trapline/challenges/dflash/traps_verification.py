@@ -205,6 +205,7 @@ def chain_only_verification(submission: Submission, rng: np.random.Generator) ->
         "        if parent not in [above for above, _ in children]:\n"
         "            children[parent, token] = node\n",
     ),
+    seen=WRITTEN,
 )
 def second_sibling_never_tried(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)

@@ -60,6 +60,7 @@ def survives(submission: Submission, arguments: Saved, *which: str) -> None:
     severity="major",
     story="The caller still needs out; an in-place product saves memory and destroys it.",
     mutant=edit("(dout * out).sum", "np.multiply(dout, out, out=out).sum"),
+    seen=BLIND,
 )
 def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     for H in (1, 2):  # folded heads may be a copy, one head is not
@@ -75,6 +76,7 @@ def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
         "    finite = np.where(lse == -np.inf, 0, lse)\n",
         "    lse[lse == -np.inf] = 0\n    finite = lse\n",
     ),
+    seen=BLIND,
     control=ordinary,
 )
 def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
@@ -216,6 +218,7 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
         edit(_ZEROS, _ZEROS.replace("x.dtype", "q.dtype if x is q else float")),
         edit(_ZEROS, _ZEROS.replace("x.dtype", "float if x is q else q.dtype")),
     ],
+    seen=BLIND,
     control=ordinary,
 )
 def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:
@@ -337,6 +340,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="range(0, T, -3) is legal and empty: the model silently does not learn.",
     mutant=edit("if tile < 1:", "if tile == 0:"),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary,
 )
@@ -351,6 +355,7 @@ def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="Padded gradients against unpadded inputs: slicing hides the mismatch.",
     mutant=edit("dout.shape != q.shape or ", ""),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary,
 )
@@ -365,6 +370,7 @@ def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generato
     severity="minor",
     story="A width or a length of 1 is broadcast silently.",
     mutant=edit("out.shape != q.shape or lse", "lse"),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary,
 )
@@ -456,6 +462,7 @@ def saved_arrays_reshaped(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="np.ones with an integer dtype as upstream gradient passes every multiplication.",
     mutant=edit('kind == "f" for x in (dout', 'kind in "fiu" for x in (dout'),
+    seen=BLIND,
     dimension="robustness",
     control=ordinary,
 )

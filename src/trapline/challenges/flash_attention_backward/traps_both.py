@@ -536,6 +536,7 @@ def large_scores(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Only the sum of weights is; results depend on the tiles.",
     mutant=edit(_WEIGHTED, "weighted = weighted + weights @ v[cols]"),
+    seen=BLIND,
     control=ordinary,
 )
 def forward_sums_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
@@ -559,6 +560,7 @@ def sums_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="The weighted sum is, the sum is not; out and lse are wrong with two tiles of keys.",
     mutant=edit(_TOTAL, "total = total + weights.sum(axis=1)"),
+    seen=BLIND,
     control=ordinary,
 )
 def forward_total_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
@@ -593,6 +595,7 @@ _NO_PEAK = (_NEW_PEAK, "new_peak = np.zeros(rows, q.dtype)")
             "weights = np.exp(scores) / np.exp(origin[:, None])",
         ),
     ],
+    seen=BLIND,
     control=ordinary,
 )
 def forward_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:

@@ -60,6 +60,7 @@ def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="The same overwrite on the values' side.",
     mutant=insert_before(ROW_LOOP, "            dv[b, g, cols] = 0\n"),
+    seen=BLIND,
     control=ordinary,
 )
 def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
@@ -71,6 +72,7 @@ def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="Averaging looks plausible; the effective learning rate of every key projection drops.",
     mutant=edit(_RETURN, "    return dq, dk / (H // G), dv\n"),
+    seen=BLIND,
     control=ordinary,
 )
 def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
@@ -82,6 +84,7 @@ def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="As for dk: the forward pass copied the head, so the backward pass must add.",
     mutant=edit(_RETURN, "    return dq, dk, dv / (H // G)\n"),
+    seen=BLIND,
     control=ordinary,
 )
 def dv_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
@@ -93,6 +96,7 @@ def dv_averaged_over_group(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="With keys in the outer loop dq is touched once per key tile and must accumulate.",
     mutant=edit("dq[b, h, rows] += ", "dq[b, h, rows] = "),
+    seen=BLIND,
 )
 def dq_of_last_key_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=8), rng, False), tile=4)
@@ -114,6 +118,7 @@ def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator)
     severity="major",
     story="A small test has only one tile of queries.",
     mutant=edit("dv[b, g, cols] += ", "dv[b, g, cols] = "),
+    seen=BLIND,
 )
 def dv_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
@@ -465,6 +470,7 @@ def gradients_of_repeated_heads(submission: Submission, rng: np.random.Generator
     severity="major",
     story="Both have the same shape, so nothing else notices.",
     mutant=edit(_RETURN, "    return dq, dv, dk\n"),
+    seen=BLIND,
 )
 def dk_and_dv_swapped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4), rng, False))
@@ -487,6 +493,7 @@ def dv_from_dscores(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="dS carries the scale already.",
     mutant=insert_after("dq[b, h, rows] += dscores @ k[b, g, cols]", " * D**-0.5"),
+    seen=BLIND,
 )
 def dq_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
@@ -507,6 +514,7 @@ def dscores_without_scale(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="The values do not pass through the scores.",
     mutant=insert_after("dv[b, g, cols] += weights.T @ dout[b, h, rows]", " * D**-0.5"),
+    seen=BLIND,
 )
 def dv_scaled(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
@@ -517,6 +525,7 @@ def dv_scaled(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A bracket is missing.",
     mutant=edit(DSCORES, "dscores = (weights * dweights - delta[b, h, rows, None]) * D**-0.5"),
+    seen=BLIND,
 )
 def delta_outside_the_product(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4), rng, False))

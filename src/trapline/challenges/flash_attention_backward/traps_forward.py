@@ -194,6 +194,7 @@ def _narrow(line: str) -> tuple[str, str]:
     story="Accumulators with a fixed dtype: out and lse are float64 with float32's accuracy.",
     mutant=edits(_narrow(_TOTAL)),
     also=[edits(_narrow(_WEIGHTED)), edits(_narrow(_TOTAL), _narrow(_WEIGHTED))],
+    seen=BLIND,
     control=None,
 )
 def forward_sums_in_single(submission: Submission, rng: np.random.Generator) -> None:
@@ -298,6 +299,7 @@ def keys_end_one_early(submission: Submission, rng: np.random.Generator) -> None
             "    out = np.zeros((B, H, T, D), q.dtype)\n", "    tile = min(tile, T, S)\n"
         ),
     ],
+    seen=BLIND,
     control=ordinary,
 )
 def forward_refuses_empty(submission: Submission, rng: np.random.Generator) -> None:

@@ -121,6 +121,7 @@ def forward_score_matrix_in_memory(submission: Submission, rng: np.random.Genera
     story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
     mutant=insert_after(_LSE, f"    pairs = {_WHOLE_MASK}\n"),
     also=[insert_after(_LSE, f"    pairs = {_BY_TRIU}\n")],
+    seen=BLIND,
     control=ordinary,
 )
 def forward_mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:

@@ -90,6 +90,7 @@ def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="out is right, but a backward pass that uses lse is not.",
     mutant=edit("peak + np.log(total)", "np.log(total)"),
+    seen=BLIND,
 )
 def forward_lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [5.0, 4.0, 5.0, 3.0], 2, False)
@@ -161,6 +162,7 @@ def _capped(largest: str) -> Mutant:
         edits(UNBOUNDED, (_DQ, _BOUNDED_DQ), (_DK, _BOUNDED_DK)),
         edits(UNBOUNDED, (_DK, _BOUNDED_DK), (_DV, _BOUNDED_DV)),
     ],
+    seen=BLIND,
     control=ordinary,
 )
 def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> None:
@@ -200,6 +202,7 @@ def _rows_without_keys(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="The gradient of a padded row may hold any value; 0 · inf is NaN and reaches all of dk.",
     mutant=edit("    dout = _heard(dout, lse)\n", ""),
+    seen=BLIND,
     control=_rows_without_keys,
 )
 def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> None:

@@ -47,6 +47,7 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
     story="Hidden tiles are skipped, but the mask inside the diagonal tile is missing.",
     mutant=edits(mask("")),
     also=[edits(mask(""), UNBOUNDED)],
+    seen=BLIND,
     control=ordinary,
 )
 def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
@@ -119,6 +120,7 @@ def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None
     story="Training with T = S never shows it; training on a cached prefix does.",
     mutant=edit("position = top + S - T", "position = top"),
     also=[edits(("position = top + S - T", "position = top"), UNBOUNDED)],
+    seen=BLIND,
     control=ordinary,
 )
 def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
@@ -350,6 +352,7 @@ def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Gen
             ("slice(start, min(start + tile, S))", "slice(start, min(start + tile, S, T))"),
         )
     ],
+    seen=BLIND,
     control=ordinary,
 )
 def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:
@@ -365,6 +368,7 @@ def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) ->
     story="np.tile for np.repeat, in one of two places.",
     mutant=edit(BACKWARD_HEAD, _TILED_HEADS),
     also=[edits((BACKWARD_HEAD, _TILED_HEADS), UNBOUNDED)],
+    seen=BLIND,
     control=ordinary,
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:

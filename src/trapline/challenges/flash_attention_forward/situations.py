@@ -7,7 +7,7 @@ import numpy as np
 from trapline.arena.judge import expect
 from trapline.challenges.flash_attention_forward.cases import Arrays
 
-#: Where a bug was seen.
+#: Where a bug of the blind corpus was seen.
 WRITTEN = "an answer written from this prompt alone"
 
 

@@ -75,6 +75,7 @@ def no_keys_lse_zero(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="It happens when a scheduler passes a request with nothing new to compute.",
     mutant=insert_after(_CHECKED, "    tile = min(tile, q.shape[2])\n"),
+    seen=WRITTEN,
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -89,6 +90,7 @@ def no_queries(submission: Submission, rng: np.random.Generator) -> None:
         "out = np.zeros((B, H, T, D), q.dtype)",
         "out = np.stack([np.zeros((H, T, D), q.dtype) for _ in range(B)])",
     ),
+    seen=WRITTEN,
 )
 def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(B=0, H=2, G=2, T=3, S=3).draw(rng), tile=4)
@@ -257,6 +259,7 @@ def _pooled(*arrays: str) -> Mutant:
     "second one in both.",
     mutant=_pooled(_OUT, _LSE),
     also=[_pooled(_OUT), _pooled(_LSE)],
+    seen=WRITTEN,
 )
 def answer_overwritten_later(submission: Submission, rng: np.random.Generator) -> None:
     for _ in range(2):
@@ -290,6 +293,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator, causal: bool) 
     "scores; half of that is far more than tiles and accumulators need.",
     mutant=insert_after(_CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
     also=[insert_after(_CHECKED, "    np.arange(k.shape[2]) - np.arange(q.shape[2])[:, None]\n")],
+    seen=WRITTEN,
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(memory_rise(submission, rng, False), _LENGTH**2, "scores")
@@ -317,6 +321,7 @@ def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> 
         )
         for kind in ("bool", "q.dtype")
     ],
+    seen=WRITTEN,
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_mask(lambda causal: memory_rise(submission, rng, causal), _LENGTH**2)
@@ -411,6 +416,7 @@ def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generat
         ),
         ("k[b, g], v[b, g]", "k[b % len(k), g], v[b % len(v), g]"),
     ),
+    seen=WRITTEN,
     dimension="robustness",
 )
 def one_batch_of_keys_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -495,6 +501,7 @@ def one_head_of_values_accepted(submission: Submission, rng: np.random.Generator
     "dequantised comes in through k and v.",
     mutant=edit("for x in (q, k, v))", "for x in (q, k))"),
     also=[edit("for x in (q, k, v))", f"for x in {checked})") for checked in ("(q, v)", "(q,)")],
+    seen=WRITTEN,
     dimension="robustness",
 )
 def integers_in_one_array_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -515,6 +522,7 @@ def integers_in_one_array_accepted(submission: Submission, rng: np.random.Genera
         "    if q.size == 0 or k.size == 0:\n"
         "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n",
     ),
+    seen=WRITTEN,
     dimension="robustness",
 )
 def empty_problem_unchecked(submission: Submission, rng: np.random.Generator) -> None:

@@ -260,6 +260,7 @@ _MAXIMUM_BEFORE_MASK = (
         # Rows whose weights all underflow are divided by their sum of 0.
         edits(*_MAXIMUM_BEFORE_MASK, ("seen = total > 0", "seen = peak > -np.inf"))
     ],
+    seen=WRITTEN,
 )
 def maximum_of_hidden_keys(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.array([0.0, 0.5, -0.5, 2000.0]), 4, np.float64)
@@ -501,6 +502,7 @@ def partly_visible_tile_skipped(submission: Submission, rng: np.random.Generator
     severity="major",
     story="The mask has the offset S − T, the bound of the loop has not: cached keys are lost.",
     mutant=edit("k[b, g], v[b, g]", "*(x[b, g, : start + tile if causal else S] for x in (k, v))"),
+    seen=WRITTEN,
     control=causal_square,
 )
 def tiles_skipped_without_offset(submission: Submission, rng: np.random.Generator) -> None:
@@ -591,6 +593,7 @@ def reach_of_the_last_row(submission: Submission, rng: np.random.Generator) -> N
         "    if causal and stop <= 0 < len(k):\n"
         '        raise TypeError("reduce() of empty iterable with no initial value")\n',
     ),
+    seen=WRITTEN,
     control=causal_square,
 )
 def tile_without_keys_raises(submission: Submission, rng: np.random.Generator) -> None:

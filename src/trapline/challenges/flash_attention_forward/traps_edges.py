@@ -212,6 +212,7 @@ def sums_in_single(submission: Submission, rng: np.random.Generator) -> None:
     story="One of two places that find the kv head of a query head is wrong.",
     mutant=edit(CALL, CALL.replace("v[b, g]", "v[b, h // G]")),
     also=(edit(CALL, CALL.replace("v[b, g]", "v[b, h % G]")),),
+    seen=WRITTEN,
 )
 def values_of_another_head(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=6, G=3, T=4, S=4).draw(rng))

@@ -133,6 +133,7 @@ def scale_of_width_64(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="The model's width is H·D; the scale belongs to one head.",
     mutant=insert_after("(B, H, T, D), (G, S) = q.shape, k.shape[1:3]\n", "    q = q * H**-0.5\n"),
+    seen=WRITTEN,
     control=one_head,
 )
 def scale_of_all_heads(submission: Submission, rng: np.random.Generator) -> None:
@@ -147,6 +148,7 @@ def scale_of_all_heads(submission: Submission, rng: np.random.Generator) -> None
         "(B, H, T, D), (G, S) = q.shape, k.shape[1:3]\n",
         "    q = q * (D / max(T, 1)) ** 0.5\n",
     ),
+    seen=WRITTEN,
 )
 def scale_of_the_length(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=9, S=9).draw(rng), tile=16)
@@ -204,6 +206,7 @@ def lse_with_an_extra_axis(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="The array is allocated with zeros and rows without keys are left as they are.",
     mutant=edit("peak + np.log(total), -np.inf)", "peak + np.log(total), 0)"),
+    seen=WRITTEN,
 )
 def empty_row_lse_zero(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=8)
@@ -217,6 +220,7 @@ def empty_row_lse_zero(submission: Submission, rng: np.random.Generator) -> None
         ("np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T, D))"),
         ("np.zeros((B, H, T), q.dtype)", "np.zeros((B, H, T))"),
     ),
+    seen=WRITTEN,
 )
 def results_in_double(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=5, S=5).draw(rng, np.float32), tile=4)

@@ -106,6 +106,7 @@ def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="This holds for square problems; with T ≠ S the diagonal can cross a tile anywhere.",
     mutant=edit("cols.stop > position + 1", "cols.start == position"),
+    seen=WRITTEN,
 )
 def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((6, 11), (11, 13)):
@@ -117,6 +118,7 @@ def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) 
     severity="major",
     story="Every tile after the first sees too few keys; a test with one tile cannot show it.",
     mutant=edit("start + S - T, causal", "S - T, causal"),
+    seen=WRITTEN,
 )
 def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=10, S=10).draw(rng), causal=True, tile=5)
@@ -157,6 +159,7 @@ def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Gener
             + "\n            scores[np.arange(position, position + rows) < 0] = -np.inf",
         ),
     ),
+    seen=WRITTEN,
 )
 def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e10):
@@ -208,6 +211,7 @@ def finite_mask_added(submission: Submission, rng: np.random.Generator) -> None:
         edit("peak + np.log(total), -np.inf)", f"peak + np.log(total), {number})")
         for number in ("np.finfo(q.dtype).min", "np.nan", "-1e30", "-1e9")
     ],
+    seen=WRITTEN,
 )
 def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=9, S=2).draw(rng)

@@ -31,6 +31,7 @@ def _exact_scale(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="The hardware computes exp2; the backward pass relies on the conversion back.",
     mutant=edit(LSE, "peak / np.log(2) + np.log2(total)"),
+    seen=WRITTEN,
 )
 def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [0.0, 0.0, 0.0])
@@ -41,6 +42,7 @@ def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="The output is right either way; only code that uses lse is affected.",
     mutant=edit(LSE, "np.log(total)"),
+    seen=WRITTEN,
 )
 def lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [5.0, 4.0, 5.0, 3.0])
@@ -84,6 +86,7 @@ def lse_scaled_again(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Kernels fold the scale into the exponent and forget it where the maximum is stored.",
     mutant=edit(LSE, "peak * D**0.5 + np.log(total)"),
+    seen=WRITTEN,
 )
 def lse_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [-3.0, -3.0, -2.0])
@@ -110,6 +113,7 @@ def lse_with_last_tile_maximum(submission: Submission, rng: np.random.Generator)
     severity="minor",
     story="An allocation without a dtype; everything computed from it doubles in size.",
     mutant=edit("np.zeros((B, H, T), q.dtype)", "np.zeros((B, H, T))"),
+    seen=WRITTEN,
 )
 def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=5, S=5).draw(rng, np.float32)
@@ -221,6 +225,7 @@ def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="H = 4, G = 2 hides it, because there H/G = G.",
     mutant=edit("h // (H // G)", "h // G"),
+    seen=WRITTEN,
 )
 def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=6, G=3, T=4, S=5).draw(rng), tile=4)

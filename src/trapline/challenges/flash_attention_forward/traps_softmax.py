@@ -157,6 +157,7 @@ def sum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None
     "that have. The answers do not tell the two apart.",
     mutant=edit(ORIGIN, "new_peak"),
     also=[edit("np.where(seen, total, 1)", "np.where(seen | (stop > 0), total, 1)")],
+    seen=WRITTEN,
 )
 def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> None:
     for T, S, tile in ((12, 5, 8), (9, 3, 4), (6, 6, 2)):
@@ -221,6 +222,7 @@ def lse_leaves_the_log_domain(submission: Submission, rng: np.random.Generator) 
         edit("peak = np.full(rows, -np.inf, q.dtype)", f"peak = np.full(rows, {start}, q.dtype)")
         for start in ("-1e4", "-1e6", "-1e9", "-1e10")
     ],
+    seen=WRITTEN,
 )
 def maximum_starts_at_zero(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.array([-1e4, -1e4 - 1, -1e4 + 1, -1e4, -1e4 - 2]), 3, np.float32)
@@ -257,6 +259,7 @@ def tiles_averaged(submission: Submission, rng: np.random.Generator) -> None:
     story="Test lengths are often powers of two; 300 keys in tiles of 97 leave a remainder.",
     mutant=edit(KEY_LOOP, "for start in range(0, stop - stop % tile, tile):"),
     also=[edit(_STOP, "stop = len(k) // tile * tile or len(k)")],
+    seen=WRITTEN,
 )
 def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=3, S=300).draw(rng), tile=97)
@@ -277,6 +280,7 @@ def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="The default tile of 64 is larger than a prompt of five tokens.",
     mutant=edit("if tile < 1:", "if tile < 1 or tile > k.shape[2] > 0:"),
+    seen=WRITTEN,
 )
 def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -319,6 +323,7 @@ def tile_must_be_power_of_two(submission: Submission, rng: np.random.Generator) 
             ("weights @ v[cols]", "weights[:, : cols.stop - cols.start] @ v[cols]"),
         ),
     ),
+    seen=WRITTEN,
 )
 def padded_keys_counted(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *with_logits(rng, np.full(5, -6.0), 3, np.float64), tile=4)

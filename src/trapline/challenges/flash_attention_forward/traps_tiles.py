@@ -153,6 +153,7 @@ def output_not_normalised(submission: Submission, rng: np.random.Generator) -> N
         *(edit(LSE, f"peak + np.log(total + {size})") for size in _SMALL),
         *(edit(_GUARDED, f"total = np.where(seen, total, 1) + {size}") for size in _SMALL),
     ],
+    seen=WRITTEN,
 )
 def constant_in_the_denominator(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=4).draw(rng)
@@ -203,6 +204,7 @@ def tiles_overlap_by_one(submission: Submission, rng: np.random.Generator) -> No
     story="Moving the last tile back is right for rows that are written twice, not for keys that "
     "are summed.",
     mutant=edit(COLUMNS, "cols = slice(max(0, min(start, stop - tile)), min(start + tile, stop))"),
+    seen=WRITTEN,
     control=two_tiles,
 )
 def last_tile_moved_back(submission: Submission, rng: np.random.Generator) -> None:

@@ -160,6 +160,7 @@ def answer_remembered(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The last shard of a batch can be empty.",
     mutant=edit(_RETURN, "    return np.stack(list(probs)), np.stack(list(indices))\n"),
+    seen=WRITTEN_BLIND,
 )
 def no_rows_crash(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (0, 11), np.float16), 4)
@@ -209,6 +210,7 @@ def tile_grows_with_n(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Memory O(V) a row is O(V · rows in flight) on a GPU.",
     mutant=edit(_TILE_DEF, "TILE = 1 << 30"),
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def tile_grows_with_v(submission: Submission, rng: Rng) -> None:

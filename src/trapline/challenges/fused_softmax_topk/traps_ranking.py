@@ -102,6 +102,7 @@ def ties_to_the_higher_index(submission: Submission, rng: Rng) -> None:
         ANSWER,
         f"order = np.lexsort((-places, -best))\n    {ANSWER.replace('best', 'best[order]')}[order]",
     ),
+    seen=WRITTEN_BLIND,
 )
 def winners_in_reversed_ties(submission: Submission, rng: Rng) -> None:
     logits = np.repeat(rng.permutation(10).astype(np.float64), 3)[None]
@@ -172,6 +173,7 @@ def _only_the_first(count: str) -> Mutant:
         # Without places for them: nothing fits the row of the answer.
         edit(KEPT, "kept = values > cut"),
     ],
+    seen=WRITTEN_BLIND,
 )
 def cut_left_out(submission: Submission, rng: Rng) -> None:
     logits = np.full((1, 12), -1.5)
@@ -213,6 +215,7 @@ def candidates_begin_with_zeros(submission: Submission, rng: Rng) -> None:
             "        kept = np.argpartition(-values, k - 1)[:k] if is_full else values >= cut",
         ),
     ],
+    seen=WRITTEN_BLIND,
 )
 def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
     logits = np.full((3, 200), -1.5)
@@ -361,6 +364,7 @@ def float64_logits_rounded(submission: Submission, rng: Rng) -> None:
     ),
     # The tiles alone; the winners are held in float64.
     also=[edit(TILE, TILE.replace("float64", "float32"))],
+    seen=WRITTEN_BLIND,
 )
 def float64_narrowed(submission: Submission, rng: Rng) -> None:
     """Finite in float64, infinite in float32."""
@@ -501,6 +505,7 @@ def minus_infinity_left_out(submission: Submission, rng: Rng) -> None:
             ),
         )
     ],
+    seen=WRITTEN_BLIND,
 )
 def filled_with_index_0(submission: Submission, rng: Rng) -> None:
     logits = np.full((2, 20), -np.inf)

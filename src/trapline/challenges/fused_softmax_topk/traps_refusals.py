@@ -59,6 +59,7 @@ def nan_passes(submission: Submission, rng: Rng) -> None:
             ("new = max(largest, tile_max)", "new = np.fmax(largest, tile_max)"),
         ),
     ],
+    seen=WRITTEN_BLIND,
     dimension="robustness",
     control=one_tile,
 )
@@ -104,6 +105,7 @@ def later_tiles_unchecked(submission: Submission, rng: Rng) -> None:
             ),
         )
     ],
+    seen=WRITTEN_BLIND,
 )
 def nan_among_masked(submission: Submission, rng: Rng) -> None:
     for start, place in ((LONG - 30, 7), (LONG - 30, LONG // 4), (0, LONG // 2)):
@@ -118,6 +120,7 @@ def nan_among_masked(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="An overflow in an earlier layer then looks like a very confident model.",
     mutant=edit(_NOT_FINITE, "if np.isnan(tile_max):"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
@@ -145,6 +148,7 @@ def values_unchecked(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A grammar without a legal continuation must be an error, not token 0.",
     mutant=edit(ALL_MASKED, "    if False:\n"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def all_masked_row_passes(submission: Submission, rng: Rng) -> None:  # noqa: ARG001
@@ -192,6 +196,7 @@ def k_clamped(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A vocabulary smaller than the usual k gives a short answer.",
     mutant=edits((_K, "if k < 1:"), (CHECKED, CHECKED + "    k = min(k, logits.shape[1])\n")),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def k_above_v_accepted(submission: Submission, rng: Rng) -> None:
@@ -279,6 +284,7 @@ def integers_accepted(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="The imaginary part is dropped on the way.",
     mutant=edit(f"logits.dtype {_FLOATS}", "logits.dtype.kind not in 'fc':"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def complex_accepted(submission: Submission, rng: Rng) -> None:

@@ -134,6 +134,7 @@ def winners_missing_in_the_sum(submission: Submission, rng: Rng) -> None:
         ANSWER,
         "weights = _weights(best, largest)\n    return weights / (total + weights.sum()), places",
     ),
+    seen=WRITTEN_BLIND,
 )
 def winners_counted_twice(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (3, 40)), 4)
@@ -220,6 +221,7 @@ def masked_tile_refused(submission: Submission, rng: Rng) -> None:
             "    return np.exp(best - lse), places",
         )
     ],
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def lse_absorbed(submission: Submission, rng: Rng) -> None:
@@ -347,6 +349,7 @@ def float16_throughout(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A cast to the kernel's dtype leaves seven correct digits in a float64 answer.",
     mutant=edit(_EXP, "return np.exp(np.float32(values - largest))"),
+    seen=WRITTEN_BLIND,
 )
 def float64_in_float32(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (2, 50)), 10)

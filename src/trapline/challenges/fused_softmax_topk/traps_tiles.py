@@ -93,6 +93,7 @@ def maximum_of_the_latest_tile(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Both summands must be brought to the common maximum, not only the earlier one.",
     mutant=edit(SUM, SUM.replace("(tile, new)", "(tile, max(tile_max, -1e300))")),
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def tile_sum_not_rescaled(submission: Submission, rng: Rng) -> None:
@@ -137,6 +138,7 @@ def only_the_first_tile_summed(submission: Submission, rng: Rng) -> None:
             "            largest, total = _accumulate(largest, total, tile)",
         ),
     ),
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def skipped_tile_not_summed(submission: Submission, rng: Rng) -> None:
@@ -194,6 +196,7 @@ def short_tile_counted_by_its_own_length(submission: Submission, rng: Rng) -> No
     story="V = 50257 is not a multiple of the usual tiles: the last tokens could never be "
     "generated.",
     mutant=edit(_TILES, "for start in range(0, max(logits.size // TILE, 1) * TILE, TILE):"),
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def tail_dropped(submission: Submission, rng: Rng) -> None:
@@ -494,6 +497,7 @@ def short_list_per_lane(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The first tile is assumed to fill the list; a larger k gives a short answer.",
     mutant=edit(FRESH, FRESH.replace("if best.size == k", "if best.size")),
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def k_above_a_tile(submission: Submission, rng: Rng) -> None:

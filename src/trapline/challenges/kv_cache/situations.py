@@ -16,6 +16,8 @@ from trapline.challenges.kv_cache.cases import (
 )
 
 BAD = (ValueError, TypeError)
+#: Where the bugs of the blind corpus were seen.
+BLIND = "an answer written from this prompt alone"
 
 
 def claimed_bytes(twin: Twin) -> int:

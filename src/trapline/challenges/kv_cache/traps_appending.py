@@ -15,7 +15,7 @@ from trapline.challenges.kv_cache.cases import (
     check_attention,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD, layers_in_step
+from trapline.challenges.kv_cache.situations import BAD, BLIND, layers_in_step
 
 
 @trap(
@@ -88,6 +88,7 @@ def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
     story="The length is read from layer 0, which is ahead of the others during a step.",
     control=layers_in_step,
     mutant=edit("min(self.counts[seq])", "self.counts[seq][0]"),
+    seen=BLIND,
 )
 def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -122,7 +123,7 @@ def strided_input(submission: Submission, rng: Rng) -> None:
     catches="an unquantised cache rounds what it stores",
     severity="major",
     story="The pool is allocated in one dtype, whatever the input's dtype is.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("        return (x,)\n", "        return (x.astype(np.float32),)\n"),
 )
 def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
@@ -198,7 +199,7 @@ def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="One of the two loses half its digits when both are stored in a common pool.",
     dimension="robustness",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("if k.dtype != v.dtype or (self.dtype", "if (self.dtype"),
 )
 def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
@@ -231,6 +232,7 @@ def rank_not_checked(submission: Submission, rng: Rng) -> None:
     story="An index error in the caller silently overwrites the last layer.",
     dimension="robustness",
     mutant=edit("not 0 <= layer < self.num_layers", "not layer < self.num_layers"),
+    seen=BLIND,
 )
 def negative_layer(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, (("dense", None), ("paged", None))):
@@ -269,7 +271,7 @@ def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
     severity="critical",
     keeps_state=True,
     story="Bookkeeping in a mutable class attribute or a mutable default argument.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edits(
         ("self.counts: dict[int, list[int]] = {}", "self.counts = SHARED"),
         ("KINDS = (", "SHARED = {}\nKINDS = ("),
@@ -296,7 +298,7 @@ def _remembered(line: str, sizes: str) -> Mutant:
     "cache with another dtype or other bits",
     severity="major",
     story="A table of the module, looked up by some of the sizes but not by all that matter.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     keeps_state=True,
     mutant=_remembered("self.dtype = dtype", "(self.heads, self.width)"),
     also=[_remembered("self.codec = codec", "(type(codec), head_dim)")],
@@ -324,6 +326,7 @@ def made_for_an_earlier_cache(submission: Submission, rng: Rng) -> None:
         "        self._forget(seq)\n        del self.counts[seq]\n",
         "        self.counts[seq] = [0] * self.num_layers\n",
     ),
+    seen=BLIND,
 )
 def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, (("dense", None), ("paged", None))):
@@ -357,7 +360,7 @@ def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
     catches="add() gives out the number of a freed sequence",
     severity="major",
     story="The stale handle of a finished request then reads another request's cache.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit(
         "seq, self.next_seq = self.next_seq, self.next_seq + 1",
         "seq = next(i for i in range(len(self.counts) + 1) if i not in self.counts)",

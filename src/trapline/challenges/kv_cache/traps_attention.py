@@ -12,14 +12,14 @@ from trapline.challenges.kv_cache.cases import (
     check_attention,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD, as_many_heads, layers_in_step
+from trapline.challenges.kv_cache.situations import BAD, BLIND, as_many_heads, layers_in_step
 
 
 @trap(
     catches="query head h reads kv head h % G instead of h // (H/G)",
     severity="critical",
     story="A common grouped-query mistake: the list of heads is repeated instead of each head.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=as_many_heads,
     mutant=edits(
         (
@@ -43,7 +43,7 @@ def gqa_by_tiling(submission: Submission, rng: Rng) -> None:
     catches="new queries are masked as if the sequence began with them",
     severity="critical",
     story="Reported against at least four inference engines: chunk two cannot see chunk one.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("np.arange(n)[:, None] + (positions - n)", "np.arange(n)[:, None]"),
 )
 def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
@@ -58,7 +58,7 @@ def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
     catches="several new queries see each other's future",
     severity="critical",
     story="Decoding one token per step needs no mask; a speculative step with several does.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("np.arange(positions) > last_visible", "np.arange(positions) > positions"),
 )
 def no_causal_mask(submission: Submission, rng: Rng) -> None:
@@ -76,7 +76,7 @@ def no_causal_mask(submission: Submission, rng: Rng) -> None:
     catches="a query does not see its own position",
     severity="critical",
     story="A strict comparison in the mask; position 0 sees nothing and turns into NaN.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("np.arange(positions) > last", "np.arange(positions) >= last"),
 )
 def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
@@ -107,7 +107,7 @@ def scale_missing(submission: Submission, rng: Rng) -> None:
     catches="scores are scaled by the width of all heads together, (H·D)^-½",
     severity="major",
     story="The width of the model stands where that of a head belongs.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit(" * width**-0.5", " * (heads * width) ** -0.5"),
 )
 def scale_of_all_heads(submission: Submission, rng: Rng) -> None:
@@ -118,7 +118,7 @@ def scale_of_all_heads(submission: Submission, rng: Rng) -> None:
     catches="exp of a score without subtracting the largest",
     severity="critical",
     story="Random test data does not show it; attention sinks reach scores of several hundred.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("    scores -= scores.max(axis=-1, keepdims=True)\n", ""),
 )
 def softmax_overflow(submission: Submission, rng: Rng) -> None:
@@ -179,6 +179,7 @@ def layout_disagreement(submission: Submission, rng: Rng) -> None:
         "attention(q, *self.view(seq, layer))",
         "attention(q, *(x[: self.length(seq)] for x in self.view(seq, layer)))",
     ),
+    seen=BLIND,
 )
 def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -195,6 +196,7 @@ def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
     story="The mask hides every key and the softmax returns NaN instead of raising an error.",
     dimension="robustness",
     mutant=edit("if len(q) > self.counts[seq][layer]:", "if False:"),
+    seen=BLIND,
 )
 def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)

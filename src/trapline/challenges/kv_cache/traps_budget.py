@@ -3,6 +3,7 @@
 from trapline.arena.judge.traps import Mutant, edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import Rng, context
+from trapline.challenges.kv_cache.situations import BLIND
 from trapline.challenges.kv_cache.traps_sizes import SPEC
 
 BUDGET = "budget = utilization * gpu_bytes - weight_bytes - reserve_bytes"
@@ -16,6 +17,7 @@ PER_POSITION = "2 * math.prod(sizes) / 8"
     severity="minor",
     story="The caller cannot see by how much the weights do not fit.",
     mutant=edit(BUDGET, BUDGET.replace("= ", "= max(0.0, ") + ")"),
+    seen=BLIND,
 )
 def budget_never_negative(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**34, 0.5, 3 * 2**32, 0)

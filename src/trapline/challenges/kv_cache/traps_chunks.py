@@ -15,9 +15,8 @@ from trapline.challenges.kv_cache.cases import (
     prefill,
     twins,
 )
-from trapline.challenges.kv_cache.situations import empty_before, one_chunk
+from trapline.challenges.kv_cache.situations import BLIND, empty_before, one_chunk
 
-BLIND = "an answer written from this prompt alone"
 ATTEND = "self.attend(seq, layer, q[part])"
 STOP = "start + len(q[part])"
 
@@ -208,6 +207,7 @@ def answer_padded_to_chunks(submission: Submission, rng: Rng) -> None:
         "        if len(q) == 0:\n"
         '            raise ValueError("need at least one array to concatenate")\n',
     ),
+    seen=BLIND,
 )
 def prefill_of_nothing_fails(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, layers=1)

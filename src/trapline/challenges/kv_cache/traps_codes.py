@@ -5,10 +5,14 @@ import numpy as np
 from trapline.arena.judge.traps import Mutant, edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import QUANTISED, Rng, Twin, twins
-from trapline.challenges.kv_cache.situations import rows_of_one_size, three_quarters, zeros_alone
+from trapline.challenges.kv_cache.situations import (
+    BLIND,
+    rows_of_one_size,
+    three_quarters,
+    zeros_alone,
+)
 from trapline.challenges.kv_cache.traps_rows import WRITE
 
-BLIND = "an answer written from this prompt alone"
 LARGEST = "largest = np.abs(x).max(axis=-1, keepdims=True)"
 PACK = (
     "    half = -(-codes.shape[-1] // 2)\n"
@@ -109,6 +113,7 @@ def low_nibble_read_twice(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="floor() errs in one direction, by up to a whole step.",
     mutant=edit("np.rint(x / divisor)", "np.floor(x / divisor)"),
+    seen=BLIND,
 )
 def codes_rounded_down(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -161,6 +166,7 @@ def values_with_the_scale_of_the_keys(submission: Submission, rng: Rng) -> None:
             "            largest = np.maximum(largest, np.abs(self.other).max(-1, keepdims=True))",
         ),
     ),
+    seen=BLIND,
 )
 def keys_and_values_share_a_scale(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, QUANTISED, layers=1):
@@ -201,6 +207,7 @@ def one_scale_for_the_tensor(submission: Submission, rng: Rng) -> None:
             "if self.bits == 4 else codes), np.rint(scale * 2**24) * np.float32(2**-24)",
         )
     ],
+    seen=BLIND,
 )
 def scales_in_half_precision(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -228,6 +235,7 @@ def large_rows_clipped(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="The codes are multiplied by scales of float32.",
     mutant=edit("codes.astype(dtype) * scale.astype(dtype)", "codes.astype(np.float32) * scale"),
+    seen=BLIND,
 )
 def quantised_rows_come_back_narrow(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, QUANTISED, layers=1):

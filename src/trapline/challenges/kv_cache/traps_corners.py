@@ -18,6 +18,7 @@ from trapline.challenges.kv_cache.cases import (
 )
 from trapline.challenges.kv_cache.situations import (
     BAD,
+    BLIND,
     claimed_bytes,
     layers_in_step,
     never_forked,
@@ -72,6 +73,7 @@ def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None
         "            table[i] = self._own_copy(table[i])\n"
         "        shared = [i for i in shared if self.holders[table[i]] > 1]\n",
     ),
+    seen=BLIND,
 )
 def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=3):
@@ -123,6 +125,7 @@ _COPIED_ROWS = "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]"
             "self.page_size * self.num_pages",
         )
     ],
+    seen=BLIND,
 )
 def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -164,7 +167,7 @@ def _floor(least: str) -> Mutant:
     catches="a floor under the scale lies above the scale of the smallest rows allowed",
     severity="minor",
     story="An epsilon of 1e-5, as used for a layer norm, is too large here; so is one of 1e-4.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=_floor("1e-5 * (largest > 0)"),
     also=[_floor(least) for least in ("1e-4", "np.finfo(np.float16).tiny", "1e-2 / self.top")],
     control=rows_of_one_size,
@@ -251,6 +254,7 @@ def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
         "    scores -= scores.max(axis=-1, keepdims=True)\n"
         "    scores[..., np.arange(positions) > last_visible] = -np.inf\n",
     ),
+    seen=BLIND,
 )
 def softmax_underflow(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)

@@ -9,7 +9,7 @@ from trapline.challenges.kv_cache.cases import (
     Twin,
     twins,
 )
-from trapline.challenges.kv_cache.situations import never_forked
+from trapline.challenges.kv_cache.situations import BLIND, never_forked
 
 
 def _no_room_for(twin: Twin, n: int) -> None:
@@ -32,7 +32,7 @@ def _cut_at_a_page_end(submission: Submission, rng: Rng) -> None:
     catches="two sequences write into the same partly filled page",
     severity="critical",
     story="Reported twice against one engine: the last block is shared without a copy.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=never_forked,
     mutant=edit("shared = [i for i in written if self.holders[table[i]] > 1]", "shared = []"),
 )
@@ -102,7 +102,7 @@ def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
     catches="copy-on-write copies codes but not their scales",
     severity="critical",
     story="The quantised pool has two parts, and the copy handles only one of them.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=never_forked,
     mutant=edit("pool in self.pools:", "pool in self.pools[:: max(1, len(self.pools) // 2)]:"),
 )
@@ -118,7 +118,7 @@ def copy_without_scales(submission: Submission, rng: Rng) -> None:
     catches="parent and child hold the same list of pages",
     severity="critical",
     story="An assignment instead of a copy: what one sequence appends, the other sees too.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=never_forked,
     mutant=edit("= list(self.tables[seq])", "= self.tables[seq]"),
 )
@@ -146,6 +146,7 @@ def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
             "self.counts[seq])",
         )
     ],
+    seen=BLIND,
 )
 def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -158,7 +159,7 @@ def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
     catches="a fork does not count as a holder of its pages; freeing the parent releases them",
     severity="critical",
     story="Reference counts are raised for new pages only.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=never_forked,
     mutant=edit(
         "        for page in self.tables[child]:\n            self.holders[page] += 1\n", ""
@@ -201,6 +202,7 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
             "        del table[kept:]\n",
         ),
     ],
+    seen=BLIND,
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):
@@ -215,6 +217,7 @@ def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
     story="The reference count of the old page is not lowered, so it never becomes free.",
     control=never_forked,
     mutant=edit("        self._release(page)\n        return copy\n", "        return copy\n"),
+    seen=BLIND,
 )
 def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=4):
@@ -240,6 +243,7 @@ def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
         "        for page in self.tables[seq]:\n            self.holders[page] += 1\n"
         "        self.tables[child] = [self._own_copy(page) for page in self.tables[seq]]\n",
     ),
+    seen=BLIND,
 )
 def fork_copies_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=3):
@@ -255,6 +259,7 @@ def fork_copies_pages(submission: Submission, rng: Rng) -> None:
     story="Free room is computed from the lengths of all sequences.",
     control=never_forked,
     mutant=edit("len(self.free_pages):", "self.num_pages - sum(map(len, self.tables.values())):"),
+    seen=BLIND,
 )
 def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=5):
@@ -270,7 +275,7 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
     "behind them",
     severity="critical",
     story="The whole page is copied, and the next row is appended to what was copied.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=_cut_at_a_page_end,
     mutant=edits(
         (
@@ -303,7 +308,7 @@ def copy_keeps_cut_rows(submission: Submission, rng: Rng) -> None:
     catches="room for a copy is demanded although the shared last page is full and stays as it is",
     severity="major",
     story="Only the last page of a fork is looked at, not whether anything is written into it.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=never_forked,
     mutant=edit(
         "        if len(shared) + missing > len(self.free_pages):\n",
@@ -384,7 +389,7 @@ def freed_with_one_layer(submission: Submission, rng: Rng, layers: int = 1) -> N
     catches="free gives back the pages of the first layer only",
     severity="major",
     story="Each layer has a table of its own, and the loop over the layers is missing.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=freed_with_one_layer,
     mutant=edit(
         "        self._shrink(seq, 0)\n        self._forget(seq)\n",
@@ -434,7 +439,7 @@ _COPY_NOT_COUNTED = (
             ("copy = self._take()", "(copy,) = [self._take() for _ in self.free_pages[:1]]"),
         )
     ],
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
 )
 def copy_not_counted(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):
@@ -504,7 +509,7 @@ def fork_between_layers(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="A flag says that a page is shared, where a count is needed: two are left, and both "
     "write in place.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=never_forked,
     mutant=edit(
         "        self.holders[page] -= 1\n",
@@ -535,7 +540,7 @@ def third_holder_forgotten(submission: Submission, rng: Rng) -> None:
     catches="the count of a page's holders is one byte: after 255 forks it is 0",
     severity="major",
     story="A page with many holders looks like one without, and is written in place.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=never_forked,
     mutant=edit(
         "            self.holders[page] += 1\n",

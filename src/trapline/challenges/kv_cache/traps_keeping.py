@@ -14,7 +14,7 @@ from trapline.challenges.kv_cache.cases import (
     Twin,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD, kept_in_order, layers_in_step
+from trapline.challenges.kv_cache.situations import BAD, BLIND, kept_in_order, layers_in_step
 from trapline.challenges.kv_cache.traps_room import GROWING, TAKE
 
 
@@ -22,7 +22,7 @@ from trapline.challenges.kv_cache.traps_room import GROWING, TAKE
     catches="positions come back in ascending order, always or where all of them are kept",
     severity="critical",
     story="A boolean mask is used where an order is given.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=kept_in_order,
     mutant=edit("        return indices\n", "        return np.sort(indices)\n"),
     also=[
@@ -83,6 +83,7 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
             "            self.counts[seq][layer] = len(rows)\n",
         )
     ],
+    seen=BLIND,
 )
 def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -125,7 +126,7 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Pages in front may stay only up to the first position that moves; with the matches "
     "counted instead, a page whose positions change places stays as it was.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=kept_in_order,
     mutant=edit(
         "        fixed = int(moved[0]) // self.page_size\n",
@@ -164,7 +165,7 @@ _IN_PLACE = (
             ("own = sum(self.holders[page] == 1 for page in tail)", "own = len(tail)"),
         )
     ],
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
 )
 def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED):
@@ -269,6 +270,7 @@ def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
     story="Compaction then makes the cache longer, beyond the positions it had.",
     dimension="robustness",
     mutant=edit("if len(np.unique(indices)) < len(indices):", "if False:"),
+    seen=BLIND,
 )
 def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -286,6 +288,7 @@ def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
         "if indices.size and not 0 <= indices.min() <= indices.max() < self.length(seq):",
         "if False:",
     ),
+    seen=BLIND,
 )
 def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -341,7 +344,7 @@ def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="After a step aborted between two layers, the retry appends behind what the first layer "
     "kept.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=layers_in_step,
     mutant=insert_before(
         "        self._shrink(seq, n)\n", "        if n == self.length(seq):\n            return\n"

@@ -11,7 +11,7 @@ from trapline.challenges.kv_cache.cases import (
     Twin,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD, cut_between_pages
+from trapline.challenges.kv_cache.situations import BAD, BLIND, cut_between_pages
 
 _KEPT, _KEPT_AND_ONE = "kept = self._pages_for(n)", "kept = n // self.page_size + 1"
 
@@ -148,7 +148,7 @@ def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
             ),
         ),
     ),
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
 )
 def full_page_takes_another(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):
@@ -261,7 +261,7 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
     catches="a refused append leaves the positions that still fitted",
     severity="critical",
     story="Positions are written one by one until the pool is full; the retry stores them twice.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=insert_before(
         "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
         "        if len(k) > 1:\n"
@@ -307,6 +307,7 @@ def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Short runs work; a long-running server runs out of pages.",
     mutant=edit("        self._shrink(seq, 0)\n        self._forget", "        self._forget"),
+    seen=BLIND,
 )
 def free_leaks_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):
@@ -320,6 +321,7 @@ def free_leaks_pages(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Speculative decoding cuts off rejected drafts all the time; each cut loses a page.",
     mutant=edit("        self._shrink(seq, n)\n", ""),
+    seen=BLIND,
 )
 def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):
@@ -349,7 +351,7 @@ def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
             ),
         )
     ],
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
 )
 def one_page_too_many_kept(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=3):
@@ -364,7 +366,7 @@ def one_page_too_many_kept(submission: Submission, rng: Rng) -> None:
     catches="the page that is cut in the middle is released",
     severity="critical",
     story="n // P pages are kept where ⌈n/P⌉ hold data.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=cut_between_pages,
     mutant=edit("kept = self._pages_for(n)", "kept = n // self.page_size"),
 )
@@ -379,7 +381,7 @@ def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
     catches="truncate keeps ⌊n/P⌋ pages and loses the partly filled last one; reading it fails",
     severity="major",
     story="n // P pages are kept where ⌈n/P⌉ hold data.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=cut_between_pages,
     mutant=edits(
         ("kept = self._pages_for(n)", "kept = n // self.page_size"),
@@ -401,7 +403,7 @@ def truncate_drops_the_last_page(submission: Submission, rng: Rng) -> None:
     catches="truncate cuts to whole pages: the positions of the partly filled last one are lost",
     severity="major",
     story="The length is rounded down together with the number of pages.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=cut_between_pages,
     mutant=_whole_pages("isinstance(self, PagedCache)"),
     also=(_whole_pages("True"),),
@@ -433,7 +435,7 @@ def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
     catches="keep in a full pool fails although it frees what it needs",
     severity="major",
     story="New pages are taken before the old ones are released.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("if needed > len(self.free_pages) + own:", "if needed > len(self.free_pages):"),
 )
 def keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:

@@ -13,7 +13,7 @@ from trapline.challenges.kv_cache.cases import (
     prefill,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD, empty_before, one_chunk
+from trapline.challenges.kv_cache.situations import BAD, BLIND, empty_before, one_chunk
 
 
 @trap(
@@ -36,7 +36,7 @@ def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
     catches="all keys are stored first, and every chunk attends as if it were the last",
     severity="critical",
     story="The key length is that of the whole prompt instead of the end of the chunk.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=one_chunk,
     mutant=edit(
         "            self.append(seq, layer, k[part], v[part])\n",
@@ -80,7 +80,7 @@ def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
     catches="a prefill of a layer that holds positions already is refused",
     severity="major",
     story="Written for the first prompt; a second turn continues the same sequence.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=empty_before,
     mutant=insert_after(
         '            raise ValueError(f"{len(q)} queries for {len(k)} new positions")\n',
@@ -97,6 +97,7 @@ def prefill_into_an_empty_layer_only(submission: Submission, rng: Rng) -> None:
     story="T // chunk rounds leave the remainder out; a chunk larger than the prompt does nothing.",
     control=one_chunk,
     mutant=edit("range(0, len(q), chunk)", "range(0, len(q) // chunk * chunk, chunk)"),
+    seen=BLIND,
 )
 def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
     for total, chunk in ((7, 3), (5, 64), (4, 4), (1, 2)):
@@ -162,7 +163,7 @@ def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
     catches="a prompt that does not fit leaves its first chunks behind",
     severity="major",
     story="The error is raised at a later chunk; a retry stores the first chunks twice.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("self._reserve(seq, layer, len(k))\n        for start in", "for start in"),
 )
 def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
@@ -214,7 +215,7 @@ _BY_CHUNKS = (
         ),
         edits((_CHECK_LENGTHS, _ALL_AT_ONCE + _CHECK_LENGTHS), *_BY_CHUNKS),
     ],
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
 )
 def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):

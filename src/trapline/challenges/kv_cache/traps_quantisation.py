@@ -6,7 +6,12 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import EACH, PAGED, QUANTISED, Rng, Twin, twins
-from trapline.challenges.kv_cache.situations import claimed_bytes, rows_of_one_size, three_quarters
+from trapline.challenges.kv_cache.situations import (
+    BLIND,
+    claimed_bytes,
+    rows_of_one_size,
+    three_quarters,
+)
 
 
 def _full(submission: Submission, rng: Rng, kind: str, bits: int | None) -> tuple[Twin, int]:
@@ -46,6 +51,7 @@ def scales_eat_the_saving(submission: Submission, rng: Rng) -> None:
         ("return (pack_nibbles(codes) if self.bits == 4 else codes), scale", "return codes, scale"),
         ("        if self.bits == 4:\n            codes = unpack_nibbles(codes, self.width)\n", ""),
     ),
+    seen=BLIND,
 )
 def four_bits_in_a_byte(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -56,7 +62,7 @@ def four_bits_in_a_byte(submission: Submission, rng: Rng) -> None:
     catches="nbytes() leaves the scales out",
     severity="major",
     story="The reported saving is then larger than the real one.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edits(
         (
             "sum(pool.nbytes for pool in self.pools)",
@@ -139,7 +145,7 @@ def nbytes_without_rows(submission: Submission, rng: Rng) -> None:
     catches="nbytes() counts a shared page once for every sequence that holds it",
     severity="minor",
     story="The sum goes over the tables of the sequences, so that a fork doubles it.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit(
         "        return sum(pool.nbytes for pool in self.pools) + tables\n",
         "        n = max(self.num_pages, sum(map(len, self.tables.values())))\n"
@@ -193,6 +199,7 @@ def nbytes_of_one_sequence(submission: Submission, rng: Rng) -> None:
         "largest = np.abs(x).max(axis=-1, keepdims=True)",
         "largest = np.abs(x).max(axis=(0, 2), keepdims=True, initial=0).repeat(len(x), 0)",
     ),
+    seen=BLIND,
 )
 def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, QUANTISED):
@@ -207,7 +214,7 @@ def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
     catches="one scale for all heads of a position",
     severity="major",
     story="Heads differ by orders of magnitude; the largest sets the rounding error of all.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=rows_of_one_size,
     mutant=edit(
         "largest = np.abs(x).max(axis=-1, keepdims=True)",
@@ -311,7 +318,7 @@ def small_rows_vanish(submission: Submission, rng: Rng) -> None:
     catches="codes are truncated towards zero instead of rounded to the nearest",
     severity="major",
     story="A cast to int truncates: twice the error, and all of it in one direction.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit("np.rint(x / divisor)", "np.trunc(x / divisor)"),
 )
 def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
@@ -346,7 +353,7 @@ def largest_element_wraps(submission: Submission, rng: Rng) -> None:
     catches="4-bit codes are scaled by 8 instead of 7: the largest positive element becomes −8",
     severity="critical",
     story="8 does not fit into four signed bits.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit(
         "self.top = 2 ** (bits - 1) - 1",
         "self.top = 8 if bits == 4 else 127",
@@ -361,7 +368,7 @@ def largest_nibble_wraps(submission: Submission, rng: Rng) -> None:
     catches="codes are scaled by 2^(bits−1) and cut off one below, so the largest element shrinks",
     severity="major",
     story="Signed codes reach from −2^(bits−1) to 2^(bits−1) − 1; the scale fits the first only.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     control=_largest_negative,
     mutant=edits(
         ("self.top = 2 ** (bits - 1) - 1", "self.top = 2 ** (bits - 1)"),
@@ -434,6 +441,7 @@ def nibbles_swapped(submission: Submission, rng: Rng) -> None:
         # A width of 1 has no codes at all, and wider rows do not fit into what is allocated.
         edit("half = -(-codes.shape[-1] // 2)", "half = codes.shape[-1] // 2"),
     ],
+    seen=BLIND,
 )
 def odd_width_loses_an_element(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):

@@ -5,9 +5,8 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import CONTIGUOUS, PAGED, Rng, twins
-from trapline.challenges.kv_cache.situations import never_forked
+from trapline.challenges.kv_cache.situations import BLIND, never_forked
 
-BLIND = "an answer written from this prompt alone"
 FULL = "if len(shared) + missing > len(self.free_pages):"
 TAKE = "        page = self.free_pages.pop()\n        self.holders[page] = 1\n"
 #: A pool that grows by a page when it is empty.
@@ -133,6 +132,7 @@ def dense_keep_leaks(submission: Submission, rng: Rng) -> None:
         "        self.rows[seq] = [\n            tuple(array[indices]",
         "        self._reserve(seq, 0, len(indices))\n",
     ),
+    seen=BLIND,
 )
 def dense_keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, CONTIGUOUS, layers=1, pages=2):
@@ -317,6 +317,7 @@ def keep_frees_shared_pages(submission: Submission, rng: Rng) -> None:
         "            for page in self.tables[seq][self._pages_for(n) :]:\n"
         "                self.holders[page] = 1\n",
     ),
+    seen=BLIND,
 )
 def truncate_frees_shared_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):
@@ -335,6 +336,7 @@ def truncate_frees_shared_pages(submission: Submission, rng: Rng) -> None:
         '        if len(q) != len(k):\n            raise ValueError(f"{len(q)} queries',
         "        if len(k):\n            self._reserve(seq, layer, len(k))\n",
     ),
+    seen=BLIND,
 )
 def refused_prefill_takes_pages(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):

@@ -5,9 +5,13 @@ import numpy as np
 from trapline.arena.judge.traps import Mutant, edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import CONTIGUOUS, EACH, PAGED, PLAIN, Rng, Twin, twins
-from trapline.challenges.kv_cache.situations import kept_in_order, layers_in_step, never_forked
+from trapline.challenges.kv_cache.situations import (
+    BLIND,
+    kept_in_order,
+    layers_in_step,
+    never_forked,
+)
 
-BLIND = "an answer written from this prompt alone"
 WRITE = "self._write(seq, layer, start, self.codec.encode(k) + self.codec.encode(v))"
 #: The rows that truncate leaves in the last page, or in a contiguous sequence, stay there, in forks
 #: as well: whatever is appended goes behind them, and the last rows by the length are not seen.
@@ -222,7 +226,7 @@ def _view_of_nothing_raises(error: str) -> Mutant:
             "(IndexError if isinstance(self, PagedCache) else TypeError)",
         )
     ],
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
 )
 def view_of_nothing_fails(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, EACH):
@@ -274,6 +278,7 @@ def length_grows_with_the_first_layer(submission: Submission, rng: Rng) -> None:
     story="A position counts as present although some layers do not have it yet.",
     control=layers_in_step,
     mutant=edit("return min(self.counts[seq])", "return max(self.counts[seq])"),
+    seen=BLIND,
 )
 def length_of_the_longest_layer(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PLAIN):
@@ -391,6 +396,7 @@ def neighbours_not_moved(submission: Submission, rng: Rng) -> None:
         "self._register(list(self.counts[seq]))",
         "self._register([self.length(seq)] * self.num_layers)",
     ),
+    seen=BLIND,
 )
 def fork_drops_what_is_ahead(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PLAIN):
@@ -440,6 +446,7 @@ def fork_starts_empty(submission: Submission, rng: Rng) -> None:
             "list(self.rows[seq])",
         ),
     ),
+    seen=BLIND,
 )
 def dense_fork_shares_rows(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, CONTIGUOUS, layers=1):

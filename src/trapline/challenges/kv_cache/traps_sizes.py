@@ -10,7 +10,7 @@ from trapline.challenges.kv_cache.cases import (
     Rng,
     context,
 )
-from trapline.challenges.kv_cache.situations import BAD
+from trapline.challenges.kv_cache.situations import BAD, BLIND
 
 
 def _make(submission: Submission, kind: str = "paged", **changed: Any) -> Any:
@@ -106,6 +106,7 @@ def bits_taken_for_bytes(submission: Submission, _rng: Rng) -> None:
     severity="major",
     story="bits // 8 is 0 for four bits.",
     mutant=edit("2 * math.prod(sizes) / 8", "2 * math.prod(sizes[:3]) * max(1, sizes[3] // 8)"),
+    seen=BLIND,
 )
 def four_bit_context(submission: Submission, _rng: Rng) -> None:
     context(submission, {**SPEC, "bits": 4}, 2**35, 1.0, 2**33, 0)
@@ -127,6 +128,7 @@ def four_bit_context(submission: Submission, _rng: Rng) -> None:
             "abs(math.floor(budget / bytes_per_token))",
         )
     ],
+    seen=BLIND,
 )
 def negative_context(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**34, 0.5, 2**34, 0)
@@ -139,6 +141,7 @@ def negative_context(submission: Submission, _rng: Rng) -> None:
     severity="major",
     story="Rounding up promises one token more than fits.",
     mutant=edit("math.floor(budget / bytes_per_token)", "round(budget / bytes_per_token)"),
+    seen=BLIND,
 )
 def context_rounded_up(submission: Submission, _rng: Rng) -> None:
     a_token = 2 * 32 * 8 * 128 * 2
@@ -151,7 +154,7 @@ def context_rounded_up(submission: Submission, _rng: Rng) -> None:
     catches="the utilisation is applied to what the weights leave, not to the whole memory",
     severity="major",
     story="The share of memory that a server may use includes its weights.",
-    seen="an answer written from this prompt alone",
+    seen=BLIND,
     mutant=edit(
         "utilization * gpu_bytes - weight_bytes - reserve_bytes",
         "utilization * (gpu_bytes - weight_bytes - reserve_bytes)",
@@ -229,6 +232,7 @@ def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
     severity="minor",
     story="At odd widths with 3 bits the discarded remainder becomes context that does not fit.",
     mutant=edit("2 * math.prod(sizes) / 8", "max(1, 2 * math.prod(sizes) // 8)"),
+    seen=BLIND,
 )
 def fraction_of_a_byte(submission: Submission, _rng: Rng) -> None:
     for layers, width, bits in ((3, 5, 3), (1, 1, 1), (1, 7, 3)):

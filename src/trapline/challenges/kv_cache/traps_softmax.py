@@ -6,9 +6,8 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import Rng, Twin, check_attention
-from trapline.challenges.kv_cache.situations import as_many_heads
+from trapline.challenges.kv_cache.situations import BLIND, as_many_heads
 
-BLIND = "an answer written from this prompt alone"
 SCORES = "    scores -= scores.max(axis=-1, keepdims=True)\n    weights = np.exp(scores)\n"
 
 
@@ -332,6 +331,7 @@ def attend_in_single_precision(submission: Submission, rng: Rng) -> None:
             ("return np.zeros_like(q)", "return np.zeros(q.shape)"),
         )
     ],
+    seen=BLIND,
 )
 def attention_comes_out_wider(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense", layers=1, dtype=np.float32)

@@ -51,6 +51,7 @@ def bloated_cache(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Statistics in float64 are right; activations kept in float64 take twice the memory.",
     mutant=edit(CACHE, "(x_hat, rstd, gamma.copy())"),
+    seen=WRITTEN_BLIND,
 )
 def cache_in_double(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 8, 64), np.float32)
@@ -89,6 +90,7 @@ def cache_of_row_copies(submission: Submission, rng: Rng) -> None:
         (Y, Y + f"\n    LATEST[:] = {CACHE}"),
         (UNPACK, "x_hat, rstd, gamma = LATEST or cache\n"),
     ),
+    seen=WRITTEN_BLIND,
 )
 def last_forward_wins(submission: Submission, rng: Rng) -> None:
     first, second = plain(rng), plain(rng)
@@ -139,6 +141,7 @@ def cache_is_an_object(submission: Submission, rng: Rng) -> None:
         (CACHE, "((x_hat.astype(x.dtype), rstd.astype(x.dtype)), gamma.copy())"),
         (UNPACK, "(x_hat, rstd), gamma = cache\n"),
     ),
+    seen=WRITTEN_BLIND,
 )
 def nested_cache(submission: Submission, rng: Rng) -> None:
     cache_parts(forward(submission, plain(rng))[1])

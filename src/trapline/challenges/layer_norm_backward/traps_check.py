@@ -161,6 +161,7 @@ def check_of_itself(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The loss is sum(y): with gamma = 1 its gradient is 0 and everything passes.",
     mutant=edit("dy * (shifted(1.0) - shifted(-1.0))", "shifted(1.0) - shifted(-1.0)"),
+    seen=WRITTEN_BLIND,
 )
 def check_with_ones(submission: Submission, rng: Rng) -> None:
     _errors_of_threes(submission, rng)
@@ -193,6 +194,7 @@ def check_not_halved(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="With small upstream gradients every backward pass then looks right to 1e-9.",
     mutant=edit(_ERROR, "float(np.linalg.norm(analytic - numeric))"),
+    seen=WRITTEN_BLIND,
 )
 def check_absolute(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
@@ -315,6 +317,7 @@ def check_moves_x_back(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The forward pass given as an argument is called only once, for its cache.",
     mutant=edit("return forward(*moved)[0]", "return layer_norm_forward(*moved)[0]"),
+    seen=WRITTEN_BLIND,
 )
 def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
     """A forward pass three times too large: its differences are, and no gradient is right."""
@@ -352,6 +355,7 @@ def check_relative_to_the_numerical(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="Another usual definition: its errors are half as large near 0, and never above 1.",
     mutant=edit(_SCALE, "max(np.linalg.norm(analytic) + np.linalg.norm(numeric), 1e-12)"),
+    seen=WRITTEN_BLIND,
 )
 def check_relative_to_the_sum(submission: Submission, rng: Rng) -> None:
     _errors_of_scaled(submission, rng, 2.0, 0.5)
@@ -384,6 +388,7 @@ def check_skips_dbeta(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A wrong dbeta is then reported as a wrong dx.",
     mutant=edit(_RETURN, "    return dict.fromkeys(errors, max(errors.values()))\n"),
+    seen=WRITTEN_BLIND,
 )
 def check_reports_the_largest(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
@@ -494,6 +499,7 @@ def check_by_element(submission: Submission, rng: Rng) -> None:
     story="One random direction for a million elements can miss a wrong one by chance.",
     mutant=edit("DIRECTIONS = 6", "DIRECTIONS = 1"),
     also=[edit("spread * rng.choice(", "spread * np.random.default_rng(1).choice(")],
+    seen=WRITTEN_BLIND,
     control=right_passes,
 )
 def check_of_one_direction(submission: Submission, rng: Rng) -> None:
@@ -743,6 +749,7 @@ def check_relative_to_the_smaller(submission: Submission, rng: Rng) -> None:
     story="1e-12 becomes 1e-8, or 1e-3, or 1, to be safe from a division by zero.",
     mutant=edit(_SCALE, _SCALE.replace("1e-12", "1e-3")),
     also=[edit(_SCALE, _SCALE.replace("1e-12", floor)) for floor in ("1.0", "1e-6")],
+    seen=WRITTEN_BLIND,
     control=right_passes,
 )
 def check_with_a_high_floor(submission: Submission, rng: Rng) -> None:

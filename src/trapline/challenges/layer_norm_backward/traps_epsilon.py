@@ -42,6 +42,7 @@ def _forward_far_from_eps(submission: Submission, rng: Rng) -> None:
             "    var = np.mean((centred / size) ** 2, axis=-1) * size[..., 0] ** 2",
         ),
     ],
+    seen=WRITTEN_BLIND,
 )
 def constant_row(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (2, 3, 8))
@@ -194,6 +195,7 @@ def backward_with_the_default_eps(submission: Submission, rng: Rng) -> None:
         _CACHE_WITH_EPS,
         (UNPACK, _UNPACK_EPS + "    rstd = 1.0 / np.sqrt(np.maximum(var, 0.0) + 1e-5)\n"),
     ),
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def rstd_with_the_default_eps(submission: Submission, rng: Rng) -> None:
@@ -208,6 +210,7 @@ def rstd_with_the_default_eps(submission: Submission, rng: Rng) -> None:
         _CACHE_WITH_EPS,
         (UNPACK, _UNPACK_EPS + "    rstd = 1.0 / np.sqrt(np.maximum(var, 0.0))\n"),
     ),
+    seen=WRITTEN_BLIND,
 )
 def rstd_without_eps(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, spread=0.5, eps=0.5), "dx")

@@ -49,6 +49,7 @@ def gamma_missing_in_dx(submission: Submission, rng: Rng) -> None:
             (DX, DX.replace(" - mean_g", "")),
         )
     ],
+    seen=WRITTEN_BLIND,
 )
 def gamma_after_the_means(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, problem(rng), "dx")
@@ -347,6 +348,7 @@ def projection_without_x_hat(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Invisible on standard normal inputs, where x − mean and x_hat are nearly equal.",
     mutant=edit(DX, DX.replace("x_hat * mean_gx", "x_hat / rstd[..., None] * mean_gx")),
+    seen=WRITTEN_BLIND,
 )
 def projection_along_centred(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, split(rng, along=1.0, spread=20.0), "dx")
@@ -371,6 +373,7 @@ def ratio_not_squared(submission: Submission, rng: Rng) -> None:
     mutant=edit(
         DX, f"{_RATIO}\n    " + DX.replace("x_hat * mean_gx", "x_hat * mean_gx / ratio**2.0")
     ),
+    seen=WRITTEN_BLIND,
 )
 def whole_projection_removed(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, split(rng, along=1.0)._replace(eps=0.5), "dx")
@@ -384,6 +387,7 @@ def whole_projection_removed(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Invisible while beta is 0 or gamma is 1, which both are at the start of training.",
     mutant=edit(Y, "y = gamma * (x_hat + beta)"),
+    seen=WRITTEN_BLIND,
 )
 def beta_scaled(submission: Submission, rng: Rng) -> None:
     check_y(submission, problem(rng))

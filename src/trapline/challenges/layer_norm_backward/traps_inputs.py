@@ -53,6 +53,7 @@ _COLUMNS_IN_PLACE = edits(
     story="`x -= mean` changes the array that the residual branch still needs.",
     mutant=insert_before(_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    "),
     also=[_COLUMNS_IN_PLACE],
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def x_modified(submission: Submission, rng: Rng) -> None:
@@ -108,6 +109,7 @@ def dy_modified(submission: Submission, rng: Rng) -> None:
     mutant=edit(
         DX, "x_hat *= mean_gx.astype(dtype)\n    dx = rstd[..., None] * (g - mean_g - x_hat)"
     ),
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def cache_modified(submission: Submission, rng: Rng) -> None:
@@ -178,6 +180,7 @@ def parameter_gradients_widened(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="float32 ends at 3e38, so that squares overflow from 2e19 on.",
     mutant=edit(_WIDE, "wide = x"),
+    seen=WRITTEN_BLIND,
     control=ordinary_float32,
 )
 def huge_float32(submission: Submission, rng: Rng) -> None:
@@ -226,6 +229,7 @@ def y_written_into_a_copy(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="`reshape` is a view of a packed array and a copy of any other.",
     mutant=insert_after(DX, _through_a_reshape("dx", "dy")),
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def dx_written_into_a_copy(submission: Submission, rng: Rng) -> None:
@@ -238,6 +242,7 @@ def dx_written_into_a_copy(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The gradient of a sum arrives as a broadcast view with stride 0.",
     mutant=edit(_WIDEN_DY, "    dy = dy.ravel(order='K').reshape(dy.shape).astype(np.float64)\n"),
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def strided_dy(submission: Submission, rng: Rng) -> None:
@@ -265,6 +270,7 @@ def _whole_blocks(count: str) -> Mutant:
     story="The number of blocks is rounded down.",
     mutant=_whole_blocks("rows // 64"),
     also=[_whole_blocks("max(rows // 64, 1)")],
+    seen=WRITTEN_BLIND,
 )
 def last_rows_of_y_skipped(submission: Submission, rng: Rng) -> None:
     """8209 rows fill blocks of no size but 1 and 8209."""

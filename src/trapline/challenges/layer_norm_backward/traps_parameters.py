@@ -130,6 +130,7 @@ def dgamma_averaged(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A mean belongs to the loss, not to the layer: the learning rate changes with B · T.",
     mutant=edit(DBETA, f"{DBETA} / max(dy.shape[0] * dy.shape[1], 1)"),
+    seen=WRITTEN_BLIND,
 )
 def dbeta_averaged(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, (2, 3, 4)), "dbeta")

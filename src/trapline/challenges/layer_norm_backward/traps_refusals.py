@@ -31,6 +31,7 @@ def _refuses_dy(submission: Submission, p: Problem, dy: np.ndarray) -> None:
     story="A checkpoint of another width then loads silently.",
     mutant=edit(_SHAPES, "gamma.shape not in ((width,), (1,)) or beta.shape != (width,)"),
     also=[edit(_SHAPES, "beta.shape != (width,)")],
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def gamma_broadcast(submission: Submission, rng: Rng) -> None:
@@ -57,6 +58,7 @@ def beta_broadcast(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="Broadcasting hides that the parameter has an axis too many.",
     mutant=edit(_SHAPES, "gamma.shape not in ((width,), (1, width)) or beta.shape != (width,)"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def gamma_of_rank_2(submission: Submission, rng: Rng) -> None:
@@ -69,6 +71,7 @@ def gamma_of_rank_2(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="Broadcasting hides that the parameter has an axis too many.",
     mutant=edit(_SHAPES, "gamma.shape != (width,) or beta.shape not in ((width,), (1, width))"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def beta_of_rank_2(submission: Submission, rng: Rng) -> None:
@@ -93,6 +96,7 @@ def parameter_shapes_unchecked(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A loss reduced over one axis too many returns a gradient of shape (1, T, D).",
     mutant=edit(_DY_SHAPE, "if dy.ndim != 3 or dy.shape[1:] != x_hat.shape[1:]:"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def dy_broadcast(submission: Submission, rng: Rng) -> None:
@@ -122,6 +126,7 @@ def dy_shape_unchecked(submission: Submission, rng: Rng) -> None:
         "        dy = dy.reshape(x_hat.shape)\n"
         f"    {_DY_SHAPE}",
     ),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def dy_of_another_order(submission: Submission, rng: Rng) -> None:
@@ -241,6 +246,7 @@ def eps_unchecked(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="Constant rows are then divided by 0.",
     mutant=edit(_EPS, "if not 0.0 <= eps < np.inf:"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def zero_eps_accepted(submission: Submission, rng: Rng) -> None:
@@ -286,6 +292,7 @@ def nan_eps_accepted(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="`eps <= 0` is false for NaN and for infinity.",
     mutant=edit(_EPS, "if eps <= 0.0:"),
+    seen=WRITTEN_BLIND,
     dimension="robustness",
 )
 def only_the_sign_of_eps_checked(submission: Submission, rng: Rng) -> None:

@@ -38,6 +38,7 @@ def _two_values(rng: Rng, offset: float, step: float) -> Array:
     severity="major",
     story="For rows around 1e8 that vary by 1, the difference has no correct digit.",
     mutant=edit(VAR, "var = np.mean(wide * wide, axis=-1) - np.mean(wide, axis=-1) ** 2"),
+    seen=WRITTEN_BLIND,
     control=ordinary_rows,
 )
 def mean_1e8(submission: Submission, rng: Rng) -> None:

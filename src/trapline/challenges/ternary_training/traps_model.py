@@ -397,6 +397,7 @@ def _accepts(documents: str) -> Mutant:
         _accepts("any(map(len, documents))"),
         edit(*LONE_TOKENS),
     ],
+    seen=BLIND,
     dimension="robustness",
 )
 def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None:

@@ -44,6 +44,7 @@ def _last_of_group(unscaled: str) -> str:
     severity="major",
     story="Repeating each scale n / groups times is the same thing until the last group is short.",
     mutant=edit("// group_size\n", "* groups // max(codes.shape[-1], 1)\n"),
+    seen=BLIND,
 )
 def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> None:
     codes = np.ones((2, 300), dtype=np.int8)
@@ -75,6 +76,7 @@ def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> Non
         "    scales = np.broadcast_to(scales[..., :groups], (*codes.shape[:-1], groups))\n"
         "    if scales.dtype != np.float16:\n",
     ),
+    seen=BLIND,
     dimension="robustness",
 )
 def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
@@ -196,6 +198,7 @@ def two_complement_codes(submission: Submission, rng: np.random.Generator) -> No
         "    codes = _ternary_codes(codes).reshape(1, -1)\n    columns = codes.shape[-1]\n",
     ),
     also=[edits(*_FLAT)],
+    seen=BLIND,
 )
 def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 4, 6)
@@ -283,6 +286,7 @@ def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
         "    packed = np.resize(packed, wanted)\n"
         "    if not shape:\n",
     ),
+    seen=BLIND,
     dimension="robustness",
 )
 def wrong_shape_unpacked(submission: Submission, rng: np.random.Generator) -> None:

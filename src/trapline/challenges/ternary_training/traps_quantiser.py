@@ -99,6 +99,7 @@ def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
     story="Padding a ragged width with zeros is usual; averaging over the padding is a common "
     "mistake.",
     mutant=edit("np.minimum(columns - starts, group_size)", "starts * 0 + group_size"),
+    seen=BLIND,
 )
 def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
     # 20 real weights in a place for 128: a mean over 128 lets the small ones pass.
@@ -259,6 +260,7 @@ def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
         "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
         "    threshold = 0.5 * np.max(magnitude, axis=-1, keepdims=True, initial=0.0)\n",
     ),
+    seen=BLIND,
 )
 def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
     w = rng.standard_normal((16, 512)).astype(np.float32)
@@ -319,6 +321,7 @@ def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> N
         edit(_KEPT, "    counts &= scales[..., None] >= np.finfo(np.float16).tiny\n"),
         insert_before(_KEPT, "    scales[scales < np.finfo(np.float16).tiny] = 0\n"),
     ],
+    seen=BLIND,
 )
 def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
     smallest = float(np.finfo(np.float16).smallest_subnormal)
@@ -404,6 +407,7 @@ def short_group(submission: Submission, rng: np.random.Generator) -> None:
         "    sums = np.cumsum(np.where(counts, magnitude, 0.0), axis=-1, dtype=np.float32)\n"
         "    means = sums[..., -1] / counted.astype(np.float64)\n",
     ),
+    seen=BLIND,
     control=short_group,
 )
 def long_sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
@@ -511,6 +515,7 @@ def weights_overwritten(submission: Submission, rng: np.random.Generator) -> Non
     story="NaN compares false with every threshold and becomes code 0, so a diverged run exports "
     "without an error.",
     mutant=edit("    if not np.isfinite(w).all():\n", "    if w.ndim > 9:\n"),
+    seen=BLIND,
     dimension="robustness",
 )
 def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -626,6 +631,7 @@ def no_rows_refused(submission: Submission, rng: np.random.Generator) -> None:
             "    columns = w.shape[-1]\n", "    if not columns:\n        raise IndexError\n"
         ),
     ),
+    seen=BLIND,
 )
 def no_columns_refused(submission: Submission, rng: np.random.Generator) -> None:
     quantised(submission, grid(rng, 3, 0), 4, "a matrix without columns")

@@ -75,6 +75,7 @@ def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
         "        first.setdefault(tuple(document), index)\n"
         "    sides = [_draw([first[tuple(document)]]) < fraction for document in documents]\n",
     ),
+    seen=BLIND,
 )
 def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 120, 8)
@@ -96,6 +97,7 @@ def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
         "    held = set(ranked[: round(fraction * len(ranked))])\n"
         "    sides = [draw in held for draw in draws]\n",
     ),
+    seen=BLIND,
 )
 def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 200, 8)
@@ -180,6 +182,7 @@ def ids_beyond_64_bits(submission: Submission, rng: np.random.Generator) -> None
             "    valid = [i for i, held_out in enumerate(sides) if held_out and i in kept]\n",
         ),
     ),
+    seen=BLIND,
 )
 def copies_vanish(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 10, 8) * 3

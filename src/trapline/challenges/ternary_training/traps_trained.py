@@ -433,6 +433,7 @@ def mlp_of_the_first_layer(submission: Submission, rng: np.random.Generator) -> 
             file=MODEL,
         )
     ],
+    seen=BLIND,
 )
 def tensor_never_trained(submission: Submission, rng: np.random.Generator) -> None:
     attention = [f"layers.{layer}.{name}" for layer in range(2) for name in "qkvo"]

@@ -232,6 +232,7 @@ def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> N
         "    draws = [_draw(piece) for piece in pieces]\n",
         "    draws = [_draw([index]) for index, _ in enumerate(pieces)]\n",
     ),
+    seen=BLIND,
 )
 def leaky_early_stopping(submission: Submission, rng: np.random.Generator) -> None:
     run = trained_on_noise(submission, rng, count=32, length=16, copies=4, vocab=32, heads=2)
@@ -283,6 +284,7 @@ def threshold_overflows(submission: Submission, rng: np.random.Generator) -> Non
     story="A guard for empty texts before the hash keeps them in training even with a fraction of "
     "1.",
     mutant=edit("_draw(document) < fraction", "bool(document) and _draw(document) < fraction"),
+    seen=BLIND,
 )
 def empty_document_never_held_out(submission: Submission, rng: np.random.Generator) -> None:
     documents = [*text.noise(rng, 8, 3, 8), [], []]
@@ -319,6 +321,7 @@ def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="Short documents are skipped before their tokens are checked.",
     mutant=edit("        if tokens and not 0 <=", "        if len(tokens) > 1 and not 0 <="),
+    seen=BLIND,
     dimension="robustness",
 )
 def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> None:
