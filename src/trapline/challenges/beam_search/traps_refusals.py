@@ -1,4 +1,4 @@
-"""Bugs of refusing bad input."""
+"""Bad input that is accepted, and corners of valid input."""
 
 from collections.abc import Callable
 from functools import partial

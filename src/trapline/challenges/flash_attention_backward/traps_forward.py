@@ -195,7 +195,6 @@ def _narrow(line: str) -> tuple[str, str]:
     mutant=edits(_narrow(_TOTAL)),
     also=[edits(_narrow(_WEIGHTED)), edits(_narrow(_TOTAL), _narrow(_WEIGHTED))],
     seen=BLIND,
-    control=None,
 )
 def forward_sums_in_single(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=4).draw(rng))
@@ -215,7 +214,8 @@ def forward_lse_of_unscaled_scores(submission: Submission, rng: np.random.Genera
 
 
 @trap(
-    catches="lse is the maximum of the scores: the logarithm of the sum is missing or subtracted",
+    catches="lse is the maximum of the scores: the logarithm of the sum is missing or "
+    "subtracted, or the sum itself is added",
     severity="major",
     story="The kernel saves its running maximum, and the backward pass needs the sum as well.",
     mutant=edit(_LSE, "peak"),

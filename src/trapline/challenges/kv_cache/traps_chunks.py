@@ -182,9 +182,10 @@ def prefill_tiles_the_heads(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a chunk larger than the prompt is refused or answers rows that were never asked",
+    catches="the answer of chunked_prefill is as long as whole chunks: behind it are rows that "
+    "nobody asked for",
     severity="major",
-    story="The answer is allocated by whole chunks.",
+    story="The answer is allocated by whole chunks, and a prompt need not fill its last one.",
     control=one_chunk,
     mutant=edit(
         "            out[part] = self.attend(seq, layer, q[part])\n        return out\n",

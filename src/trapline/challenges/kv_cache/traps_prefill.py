@@ -61,9 +61,9 @@ def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="positions that the sequence already holds are dropped or not attended to",
+    catches="chunked_prefill drops the positions that the sequence already holds",
     severity="major",
-    story="The attention starts at position 0 although a cached prefix is already there.",
+    story="The prompt is taken for the first of its sequence, and a cached prefix is cleared.",
     control=empty_before,
     mutant=insert_after(
         "        out = np.empty(q.shape, q.dtype)\n", "        self.truncate(seq, 0)\n"

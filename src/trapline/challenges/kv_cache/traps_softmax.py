@@ -90,7 +90,7 @@ def scale_upside_down(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the scale is that of the page size, of the number of heads, queries or positions, or "
     "of another number, not of the head width",
-    severity="minor",
+    severity="major",
     story="A constant 1/√64 from a usual head width, or another axis of the same array.",
     mutant=edit("width**-0.5", "64**-0.5"),
     also=[edit("width**-0.5", f"{other}**-0.5") for other in ("heads", "positions", "n")],

@@ -258,8 +258,8 @@ def means_over_one_less(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the variance term of dx holds another product than mean(g · x_hat): x_hat twice, or "
-    "the product of two means",
+    catches="the variance term of dx is not x_hat · mean(g · x_hat): x_hat stands once more in it, "
+    "or g is missing",
     severity="major",
     story="x_hat stands before the mean and inside it, and it is squared in the wrong place.",
     mutant=edit(MEAN_GX, _OTHER_GX.format(product="g * x_hat * x_hat")),
@@ -296,7 +296,8 @@ def mean_term_without_rstd(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="g · mean(g · x_hat), or dy with it, where x_hat · mean(g · x_hat) belongs",
+    catches="g · mean(g · x_hat), or (g − mean(g)) · mean(g · x_hat), where "
+    "x_hat · mean(g · x_hat) belongs",
     severity="major",
     story="A factor is taken for another one of the same shape.",
     mutant=edit(DX, DX.replace("x_hat * mean_gx", "g * mean_gx")),

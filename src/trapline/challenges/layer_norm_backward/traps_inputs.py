@@ -226,7 +226,7 @@ def y_written_into_a_copy(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="dx gets the layout of dy and is filled through a reshape: where dy is a transposed "
     "view, that is a copy, and dx stays 0",
-    severity="minor",
+    severity="major",
     story="`reshape` is a view of a packed array and a copy of any other.",
     mutant=insert_after(DX, _through_a_reshape("dx", "dy")),
     seen=WRITTEN_BLIND,
@@ -266,7 +266,7 @@ def _whole_blocks(count: str) -> Mutant:
 
 @trap(
     catches="rows that do not fill the last block are skipped in the forward pass: y stays 0 there",
-    severity="minor",
+    severity="major",
     story="The number of blocks is rounded down.",
     mutant=_whole_blocks("rows // 64"),
     also=[_whole_blocks("max(rows // 64, 1)")],

@@ -59,7 +59,7 @@ def float32_mean_4096(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="D = 1 is treated as a special case: the output is exactly beta, with dx = 0",
+    catches="rows of a single feature (D = 1) are not normalised: y is gamma · x + beta, not beta",
     severity="major",
     story="A row of one feature has no spread; its output is beta whatever x is.",
     mutant=edit(Y, "y = gamma * (x if x.shape[-1] == 1 else x_hat) + beta"),

@@ -232,9 +232,10 @@ def codes_overwritten(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="documents with the same end or of the same length are always assigned to one side",
+    catches="documents with the same end, or with the same length and last token, are always "
+    "assigned to one side",
     severity="major",
-    story="A signature at the end of every file, or a hash of the length alone, makes all of them "
+    story="With a signature at the end of every file, hashing the last tokens makes all of them "
     "one document.",
     mutant=edit("for token in document)\n    digest", "for token in document[-16:])\n    digest"),
     also=[
