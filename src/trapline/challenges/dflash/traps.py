@@ -5,7 +5,6 @@ choices, probabilities and masks: 0 is the root, i + 1 is node i.
 """
 
 from trapline.challenges.dflash import (
-    traps_bounds,
     traps_committing,
     traps_corners,
     traps_generating,
@@ -20,6 +19,7 @@ from trapline.challenges.dflash import (
     traps_slips,
     traps_ties,
     traps_tree,
+    traps_valid,
     traps_verification,
 )
 
@@ -38,6 +38,6 @@ PARTS = (
     traps_slips,
     traps_refusals,
     traps_shapes,
-    traps_bounds,
+    traps_valid,
     traps_indices,
 )

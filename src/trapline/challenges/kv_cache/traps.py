@@ -12,11 +12,11 @@ from trapline.challenges.kv_cache import (
     traps_pages,
     traps_prefill,
     traps_quantisation,
-    traps_refused,
     traps_room,
     traps_rows,
     traps_sizes,
     traps_softmax,
+    traps_valid,
 )
 
 PARTS = (
@@ -35,5 +35,5 @@ PARTS = (
     traps_codes,
     traps_chunks,
     traps_budget,
-    traps_refused,
+    traps_valid,
 )

@@ -1,4 +1,4 @@
-"""Valid input at the bounds of the contract that is refused: the least, the last, the only one."""
+"""Valid input that is refused, or fails, at the bounds: the least, the last, the only one."""
 
 from collections.abc import Callable
 from typing import Any

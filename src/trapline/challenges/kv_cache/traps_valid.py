@@ -1,4 +1,4 @@
-"""Bugs that refuse valid calls at the edges of what is allowed, or fail there."""
+"""Valid input that is refused, or fails, at the bounds: the least, the last, the only one."""
 
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
