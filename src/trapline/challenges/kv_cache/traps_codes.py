@@ -80,13 +80,16 @@ def negative_elements_lost(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="4-bit neighbours change places: packing and unpacking disagree on a byte's halves",
+    catches="the two 4-bit codes of a byte change places: packing and unpacking disagree on its "
+    "halves",
     severity="critical",
-    story="Two functions follow two conventions.",
+    story="Two functions follow two conventions, and no round-trip test compares them.",
     seen=BLIND,
-    mutant=_pairs("packed >> 4", "packed & 15"),
+    mutant=edit("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]"),
+    # The codes of a byte are neighbours.
+    also=[_pairs("packed >> 4", "packed & 15")],
 )
-def neighbouring_nibbles_swapped(submission: Submission, rng: Rng) -> None:
+def nibbles_swapped(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
         twin = Twin(submission, rng, kind, 4, layers=1, width=6)
         rows = np.tile(np.array([7.0, 5, 3, -1, -4, -6]), (2, 2, 1))

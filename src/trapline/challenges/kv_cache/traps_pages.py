@@ -27,37 +27,28 @@ def _whole_pages(condition: str) -> Mutant:
     )
 
 
+def _in_pool_order(*pool: tuple[str, str]) -> Mutant:
+    """A sequence's pages, by their numbers, in a pool that hands them out in this order."""
+    pages = "self.tables[seq][: self._pages_for(count)]"
+    return edits((pages, f"sorted({pages})"), *pool)
+
+
 @trap(
-    catches="a sequence's pages are read in physical instead of logical order",
+    catches="a sequence's pages are read in the order of their numbers in the pool, not in its own "
+    "order",
     severity="major",
     story="It is right as long as the pool is fresh and hands out pages in order.",
-    mutant=edit(
-        "self.tables[seq][: self._pages_for(count)]",
-        "sorted(self.tables[seq][: self._pages_for(count)])",
-    ),
+    mutant=_in_pool_order(),
+    also=[_in_pool_order(("= list(range(self.num_pages))", "= list(range(self.num_pages))[::-1]"))],
 )
 def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
-    # Two pages: the second sequence leaves, and the first gets its page behind its own.
+    # One of two sequences leaves, and the other gets its page: behind its own, or before it,
+    # whatever the order in which the pool hands out its two.
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):
         first, second = twin.add(4), twin.add(4)
         twin.free(second)
         twin.append(first, 4)
         twin.check()
-
-
-@trap(
-    catches="a sequence's pages are read in the order of their numbers, not in its own order",
-    severity="major",
-    story="It is right until a freed page of a lower number is used again.",
-    mutant=edits(
-        (
-            "self.tables[seq][: self._pages_for(count)]",
-            "sorted(self.tables[seq][: self._pages_for(count)])",
-        ),
-        ("= list(range(self.num_pages))", "= list(range(self.num_pages))[::-1]"),
-    ),
-)
-def reused_page_read_too_early(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):
         first, second = twin.add(4), twin.add(4)
         twin.free(first)

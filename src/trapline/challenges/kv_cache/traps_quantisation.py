@@ -405,21 +405,6 @@ def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="packing and unpacking disagree on which half of a byte comes first",
-    severity="major",
-    story="Two functions follow two conventions, and no round-trip test compares them.",
-    mutant=edit("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]"),
-)
-def nibbles_swapped(submission: Submission, rng: Rng) -> None:
-    for kind in ("quantized", "paged_quantized"):
-        twin = Twin(submission, rng, kind, 4, width=6)
-        seq = twin.add()
-        rows = np.tile(np.array([7.0, 5, 3, -1, -4, -6]), (2, 2, 1))
-        twin.put(seq, 0, rows, -rows)
-        twin.check()
-
-
-@trap(
     catches="with an odd head_dim the last or the first 4-bit code is dropped",
     severity="major",
     story="D // 2 bytes are allocated for D codes.",
