@@ -3,12 +3,14 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
 # A shell starts background jobs with interrupts ignored, and every program they start inherits
@@ -37,6 +39,26 @@ for name in (*_COLOURS, "COLUMNS", "LINES", "TERMINAL_WIDTH"):
 # Tests leave the key of this machine's user alone; every session draws other situations.
 _state = tempfile.TemporaryDirectory(prefix="trapline-state-")
 os.environ["XDG_STATE_HOME"] = _state.name
+
+
+def pytest_sessionstart(session):
+    """Each of several processes rewrites the assertions of a part of the modules, for all: they
+    collect the same modules at the same time, and each would rewrite every one."""
+    given = getattr(session.config, "workerinput", None)
+    if given is not None and not sys.dont_write_bytecode:
+        modules = sorted(
+            Path(__file__).parent.rglob("test_*.py"), key=lambda path: path.stat().st_size
+        )
+        for path in modules[int(given["workerid"][2:]) :: given["workercount"]]:
+            _keep_rewritten(path, session.config)
+
+
+def _keep_rewritten(path, config):
+    """Where pytest looks for what it rewrote in an earlier run."""
+    kept = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+    if rewrite.try_makedirs(kept.parent) and rewrite._read_pyc(path, kept) is None:
+        status, code = rewrite._rewrite_test(path, config)
+        rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, status, kept)
 
 
 @pytest.hookimpl(wrapper=True)
