@@ -7,7 +7,7 @@ import pytest
 from trapline.arena.certify.certify import Certifier, kill_rate
 from trapline.arena.certify.mechanical import mechanical_mutants
 from trapline.arena.challenge import load, load_all
-from trapline.arena.judge import measure
+from trapline.arena.judge import grade, measure
 from trapline.arena.judge.mutants import MutantHost
 from trapline.arena.process.sandbox import probe
 from trapline.arena.runs.run import choose_level
@@ -37,6 +37,8 @@ def test_right_answers_pass_and_controls_fail(name, monkeypatch):
     # Beside other tests no timing settles: a few rounds are enough to see that speed counts.
     monkeypatch.setattr(measure, "MOST_ROUNDS", 1)
     monkeypatch.setattr(measure, "QUICK_ROUNDS", 3)
+    # Its own tests must notice one of these mutants; a run of a suite takes a second.
+    monkeypatch.setattr(grade, "QUICK_MUTANTS", 2)
     # One seed, so that the suite says the same twice; `trapline certify` draws one.
     challenge = load(name)
     certifier = Certifier(challenge, choose_level(), seed=SEED)
