@@ -21,11 +21,13 @@ NODE = {
     "object_store_memory": 80 << 20,
     "include_dashboard": False,
 }
+#: Nobody adds nodes to this cluster, or reads what its workers print.
+HEAD = {**NODE, "no_monitor": True, "include_log_monitor": False}
 
 
 def main() -> None:
     """Everything that Ray writes goes below RAY_TMPDIR."""
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     second = cluster.add_node(**{k: v for k, v in NODE.items() if k != "include_dashboard"})
     cluster.wait_for_nodes(timeout=300)
     print("address", cluster.address, flush=True)
