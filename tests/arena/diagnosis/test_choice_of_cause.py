@@ -1,5 +1,6 @@
 """Which of several causes leads: a pattern that fits, state between calls, equal messages."""
 
+import ast
 from dataclasses import replace
 
 import corpus
@@ -18,12 +19,47 @@ NAME = "fused_softmax_topk"
 
 
 def causes(name, files, seed=corpus.SEED):
+    return [finding.cause for finding in found_in(name, files, seed)]
+
+
+def found_in(name, files, seed):
     challenge = load(name)
     with DiagnosisCertifier(challenge, seed) as certifier:
         host = certifier.host(seed)
         failures = list(certifier.failures(host, files, ()))
-        found = Diagnoser(challenge, host, failures).diagnose().findings
-    return [finding.cause for finding in found]
+        return Diagnoser(challenge, host, failures).diagnose().findings
+
+
+def with_function_of(entrant, challenge, name):
+    """The files of the gold solution, in which an example answer's function takes the place."""
+    files = load(challenge).solution_files()
+    theirs = (FIELD / entrant / challenge / "solution.py").read_text()
+    (node,) = [node for node in ast.parse(theirs).body if getattr(node, "name", "") == name]
+    files["solution.py"] += f"\n\n{ast.get_source_segment(theirs, node)}\n"
+    return files
+
+
+@pytest.mark.parametrize(
+    ("function", "seed", "bugs"),
+    [
+        # Its sort is not stable; reversed ties were named if those of a draw came out reversed.
+        ("build_tree", 7, ["tie-parent-before-depth", "ties-in-any-order"]),
+        ("build_tree", 303, ["tie-parent-before-depth", "ties-in-any-order"]),
+        # What a rejected child leaves is drawn from the left and cut off at the last token.
+        (
+            "verify_sampled",
+            7,
+            ["biased-by-redrawing", "boundary-belongs-below", "rounding-falls-off-the-end"],
+        ),
+    ],
+)
+def test_bugs_of_an_example_answer_are_named_whatever_is_drawn(function, seed, bugs):
+    """Where a part of them had no name, the draw decided which other bugs were like it."""
+    files = with_function_of("confident", "dflash", function)
+    found = found_in("dflash", files, seed)
+    answers = [finding for finding in found if finding.dimension != "robustness"]
+    assert sorted(finding.cause for finding in answers) == bugs
+    assert all(finding.certainty == "confirmed" for finding in answers)
 
 
 def test_pattern_that_fits_all_leads_before_a_side_effect_that_is_confirmed():

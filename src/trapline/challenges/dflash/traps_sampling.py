@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -16,6 +16,16 @@ from trapline.challenges.dflash.situations import (
 PICKS = "    choices = [pick(row, uniform) for row, uniform in zip(probs, uniforms, strict=True)]\n"
 EXCEEDING = "    exceeding = np.flatnonzero(np.cumsum(row) > uniform)\n"
 LAST = "    return int(np.flatnonzero(row > 0.0)[-1])\n"
+
+#: Each child is accepted by its own number, and the bonus is drawn after the last one.
+_WALKED = (
+    "    path, node = [], -1\n"
+    "    for child, (parent, token) in enumerate(zip(parents, tokens, strict=True)):\n"
+    "        if parent == node and uniforms[child + 1] < probs[node + 1, token]:\n"
+    "            path.append(child)\n"
+    "            node = child\n"
+)
+_BONUS = "    return path, pick(probs[node + 1], uniforms[node + 1])\n"
 
 
 def sampled(
@@ -60,6 +70,7 @@ def cumulative_sum_in_single(submission: Submission, rng: np.random.Generator) -
         "        if uniforms[node + 1] < probs[parent + 1, token]:\n"
         "            choices[parent + 1] = int(token)\n",
     ),
+    also=[edits((PICKS, _WALKED), ("    return verify_tree(tokens, parents, choices)\n", _BONUS))],
 )
 def biased_by_redrawing(submission: Submission, rng: np.random.Generator) -> None:
     # Children 0 and 1 of the root; its sample says 2, whatever the children's numbers are.
@@ -184,7 +195,11 @@ ALMOST_ONE = float(np.nextafter(1.0, 0.0))
     mutant=edit(LAST, "    return len(row) - 1\n"),
     seen=WRITTEN,
 )
-def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
+def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator) -> None:
+    # Ten tenths equal that number, so that another bug, which takes reaching for exceeding, hides
+    # this one there.
+    gap = 2.0 ** -float(rng.integers(46, 50))
+    sampled(submission, [], [], [[0.5, 0.5 - gap, 0.0]], [1.0 - gap / 2], ([], 1))
     sampled(submission, [], [], [TENTHS], [ALMOST_ONE], ([], 9))
 
 
