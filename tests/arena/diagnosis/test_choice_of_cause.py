@@ -45,6 +45,8 @@ def with_function_of(entrant, challenge, name):
         # Its sort is not stable; reversed ties were named if those of a draw came out reversed.
         ("build_tree", 7, ["tie-parent-before-depth", "ties-in-any-order"]),
         ("build_tree", 303, ["tie-parent-before-depth", "ties-in-any-order"]),
+        # The form whose pattern fits best answers fewer of the checks alike than another form.
+        ("build_tree", 707, ["tie-parent-before-depth", "ties-in-any-order"]),
         # What a rejected child leaves is drawn from the left and cut off at the last token.
         (
             "verify_sampled",
@@ -89,6 +91,23 @@ def test_pattern_that_fits_all_leads_before_a_side_effect_that_is_confirmed():
 def test_what_a_cause_explains_accuses_no_other(challenge, bug, cause):
     (answer,) = [a for a in corpus.buggy(challenge, "bugs5.toml") if a.name == bug]
     assert causes(challenge, answer.files) == [cause]
+
+
+def test_form_that_answers_more_alike_leads_another_whose_pattern_fits_better():
+    """Which checks show a rounded scale is chance: the form for 8-bit codes alone, which fails few
+    checks, was taken for it, and what it left open was a second finding."""
+    bugs = corpus.buggy("kv_cache", "bugs5.toml")
+    (bug,) = [bug for bug in bugs if bug.name == "half-precision-scales"]
+    shown = ["floor-near-the-smallest-row", "scale-with-an-addend", "scales-in-half-precision"]
+    by_chance = ["float32-in-float32-out", "keep-and-truncate", "small-rows-vanish"]
+    challenge = load("kv_cache")
+    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
+        certifier.checks = [*shown, *by_chance]
+        host = certifier.host(corpus.SEED)
+        failures = list(certifier.failures(host, bug.files, ()))
+        (finding,) = Diagnoser(challenge, host, failures).diagnose().findings
+    assert finding.cause == "scales-in-half-precision"
+    assert sorted(finding.explains) == sorted([*shown, *by_chance])
 
 
 def test_one_place_that_raises_has_one_cause():

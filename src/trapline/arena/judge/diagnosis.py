@@ -192,10 +192,26 @@ class Diagnoser:
     def _form_in_every_check(self, best: str, candidates: Sequence[str]) -> str:
         """Of a bug that keeps state, the form that answers the most checks as the submission does:
         its pattern, which tells the forms of other bugs apart, is a matter of chance."""
+        if not self.patterns.trap_of(best).keeps_state:
+            return self._form_in_known_checks(best)
         forms = [form for form in candidates if self.forms[form] == self.forms[best]]
-        if len(forms) == 1 or not self.patterns.trap_of(best).keeps_state:
+        if len(forms) == 1:
             return best
         return max(forms, key=lambda form: self.answers.matched(form, sorted(self.rest), 0))
+
+    def _form_in_known_checks(self, best: str) -> str:
+        """This form of a bug, unless another one answers more of the checks that forms of it are
+        known to fail: where rounding or an arbitrary order decides, a pattern is chance, too."""
+        own = self.forms[best]
+        forms = [form for form, trap in self.forms.items() if trap == own and form != best]
+        known = self.patterns.fails(best).union(*map(self.patterns.fails, forms))
+        checks = sorted(known & self.rest - self._too_slow - self.challenge.slow)[:MOST_CHECKS]
+        most = self.answers.matched(best, checks, 0)
+        for form in self._affordable(forms):
+            if most < len(checks) and self._confirms(form, own):
+                found = self.answers.matched(form, checks, most)
+                best, most = (form, found) if found else (best, most)
+        return best
 
     def _may_end_so(self, form: str) -> bool:
         """Checks that end at the same place with the same message share a cause: the bug's mutant
