@@ -28,6 +28,9 @@ def launches(rows: int, vocabulary: int, k: int, dtype: str):
         if k <= plans.RANKED:
             plan = plans.small_k_plan(vocabulary, vocabulary, width)
             yield compiled(kernels.many_small_k_kernel, dtype, kernels.small_k_launch(plan, shift))
+        elif plans.is_narrow(k, width):
+            launch = kernels.narrow_launch(plans.narrow_plan(vocabulary, k, vocabulary), shift)
+            yield compiled(kernels.many_narrow_kernel, dtype, launch)
         else:
             launch = kernels.many_launch(
                 plans.many_plan(vocabulary, k, vocabulary, width), width, shift

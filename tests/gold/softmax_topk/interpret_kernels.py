@@ -14,7 +14,7 @@ from trapline.gold.softmax_topk.triton import work_partition as plans
 def main(folder: Path) -> None:
     plans.SHORT, plans.LITTLE_STREAM = 512, (1024, 4)
     plans.STREAM = {4: (2048, 8), 8: (2048, 8)}
-    plans.LITTLE, plans.IN_REGISTERS, plans.HUNDREDS = 2500, 128, 85
+    plans.LITTLE, plans.IN_REGISTERS, plans.HUNDREDS, plans.NARROW = 2500, 128, 85, 86
     problems = json.loads((folder / "problems.json").read_text())
     for number, (shape, k, kind, processors, dtype) in enumerate(problems):
         kernels.processors = lambda _, count=processors: count
@@ -47,8 +47,13 @@ def made(shape: list[int], kind: str) -> torch.Tensor:
         return torch.tensor([-0.0, 0.0]).repeat(V)[:V].expand(rows, V)
     if kind == "rising":
         return torch.arange(V, dtype=torch.float32).expand(rows, V) / V
-    if kind == "one stride":
-        return torch.where(torch.arange(V) % 32 == 5, x + 10, x)
+    raised = {
+        "one stride": (torch.arange(V) % 32 == 5, 10),
+        "late": (torch.arange(V) > V - 200, 600),
+    }
+    if kind in raised:
+        where, height = raised[kind]
+        return torch.where(where, x + height, x)
     return x
 
 

@@ -44,6 +44,8 @@ KINDS = {
     "one thread's": lambda x, c: torch.where(c % 512 == 7 % len(c), x + 20, x),
     "neighbours": lambda x, c: torch.where((c - len(c) // 2).abs() < 800, x + 20, x),
     "huge": lambda x, c: x * 1e4,
+    "one far above": lambda x, c: torch.where(c == 77 % len(c), 3e4, x),
+    "late": lambda x, c: torch.where(c > 2500, x + 600, x),
 }
 
 
@@ -101,10 +103,11 @@ def note(name, got, want):
     [
         *[(3, 97, 5), (5, 1000, 64), (4, 8192, 8), (3, 12000, 100), (2, 50257, 33)],
         *[(45, 50257, 33), (2, 70000, 300), (2, 40000, 70), (150, 5001, 20), (150, 9000, 200)],
-        *[(600, 5001, 20), (600, 20002, 64), (3700, 16390, 64)],
+        *[(600, 5001, 20), (600, 20002, 64), (3700, 16390, 64), (150, 9003, 700)],
         # Rows that begin and end with a multiple of 16 bytes.
         *[
             (600, 9000, 20),
+            (150, 9000, 257),
             (600, 20000, 64),
             (3700, 16400, 64),
             (300, 70000, 256),
@@ -228,12 +231,13 @@ def test_more_logits_than_32_bits_count(V):
     assert math.isclose(got.lse[0].item(), math.log(V - 1 + math.exp(3.0)), rel_tol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "V", "k"),
     [(40, 9000, 30), (3, 200000, 64), (30, 60000, 700), (200, 9000, 30), (200, 9000, 300)],
 )
-def test_twenty_runs_are_the_same_bits(rows, V, k):
-    x = made("coarse", rows, V, torch.float32)
+def test_twenty_runs_are_the_same_bits(rows, V, k, dtype):
+    x = made("coarse", rows, V, dtype)
     first = softmax_topk(x, k, temperature=0.9)
     for _ in range(20):
         again = softmax_topk(x, k, temperature=0.9)

@@ -3,7 +3,8 @@
 
 With a row in registers only one program fits on a processor, and its waits are idle time. Here a
 program holds a tile at a time, and four or more share a processor. The first pass gives each
-thread's maximum and sum; further passes find a threshold and what reaches it.
+thread's maximum and sum; further passes find a threshold and what reaches it. For k from 256 on of
+16-bit logits there is `many_rows_narrow`.
 """
 
 import triton
@@ -254,13 +255,12 @@ def many_kernel(
     base = logits + (row * logits_row // WIDTH) * WIDTH
     words = words_of(base)
     end = V + skip
-    NARROW: tl.constexpr = SHIFT == 16
     at = row * (4 * CAP + BUCKETS + 4)
     room = room_for(rooms, at, CAP)
     cells = cells_for(rooms, at + 2 * CAP + 2, BUCKETS)
     other = room
     if SORTED:
-        other = space_to_sort(rooms, at + 2 * CAP + BUCKETS + 2, CAP, NARROW)
+        other = space_to_sort(rooms, at + 2 * CAP + BUCKETS + 2, CAP, False)
     tl.debug_barrier()
     wait(PDL)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
@@ -284,7 +284,7 @@ def many_kernel(
     if SORTED:
         emit_sorted(
             room, other, cells, kept, peak, least, V, total, temperature, row, values, indices,
-            K, log, CAP, BUCKETS, THREADS, SHIFT, NARROW,
+            K, log, CAP, BUCKETS, THREADS, SHIFT, False,
         )  # fmt: skip
     else:
         emit_by_rank(

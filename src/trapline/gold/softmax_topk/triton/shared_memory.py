@@ -298,9 +298,10 @@ def accumulated(cells, NUMBER: tl.constexpr, THREADS: tl.constexpr):
     A thread adds up NUMBER / THREADS neighbours.
     """
     if cells.dtype.is_ptr():
-        number = tl.arange(0, NUMBER)
-        held = tl.load(cells + number)
-        tl.store(cells + number, tl.cumsum(held, 0) - held)
+        ALL: tl.constexpr = triton.next_power_of_2(NUMBER)
+        number = tl.arange(0, ALL)
+        held = tl.load(cells + number, mask=number < NUMBER, other=0)
+        tl.store(cells + number, tl.cumsum(held, 0) - held, mask=number < NUMBER)
     else:
         SUM: tl.constexpr = _own_cells(NUMBER // THREADS, False)
         STORED: tl.constexpr = _own_cells(NUMBER // THREADS, True)
@@ -354,10 +355,15 @@ def cell(cells, number):
 
 
 @triton.jit
-def counted_up(cells, number, chosen):
-    """Adds one to the cell of each chosen element and returns the previous counts."""
+def counted_up(cells, number, chosen=None):
+    """Adds one to the cell of each element, or of those chosen, and returns the previous counts."""
     if cells.dtype.is_ptr():
         before = tl.atomic_add(cells + number, 1, mask=chosen)
+    elif chosen is None:
+        before = tl.inline_asm_elementwise(
+            "{ .reg .u32 at; mad.lo.u32 at, $2, 4, $1; atom.shared.add.u32 $0, [at], 1; }",
+            "=r,r,r", [cells, number], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
     else:
         before = tl.inline_asm_elementwise(
             "{ .reg .pred p; .reg .u32 at; mov.b32 $0, 0; setp.ne.s32 p, $3, 0; "

@@ -33,10 +33,12 @@ from trapline.gold.softmax_topk.triton.long_rows_small_k import (
     stream_and_select_kernel,
 )
 from trapline.gold.softmax_topk.triton.many_rows import many_kernel
+from trapline.gold.softmax_topk.triton.many_rows_narrow import many_narrow_kernel
 from trapline.gold.softmax_topk.triton.many_rows_small_k import many_small_k_kernel
+from trapline.gold.softmax_topk.triton.narrow import words_of_sorter
 from trapline.gold.softmax_topk.triton.short_rows import best_kernel, short_kernel
 from trapline.gold.softmax_topk.triton.small_k import words_of_lists
-from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short, SmallK
+from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Narrow, Short, SmallK
 
 MOST = 1024
 #: A group of a longer row would exceed what a program reads at once.
@@ -114,6 +116,8 @@ def _by_kernels(
     if plans.stays_in_cache(rows, vocabulary, k, processors(x)):
         if k <= plans.RANKED:
             run_small_k(call, plans.small_k_plan(vocabulary, x.stride(0), width_of(x)))
+        elif plans.is_narrow(k, width_of(x)):
+            run_narrow(call, plans.narrow_plan(vocabulary, k, x.stride(0)))
         else:
             run_many(call, plans.many_plan(vocabulary, k, x.stride(0), width_of(x)))
     elif vocabulary <= plans.SHORT:
@@ -179,6 +183,32 @@ def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
         "EVEN": plan.even,
         "SORTED": plan.sorts,
         "BUCKETS": plan.buckets,
+        "num_warps": plan.warps,
+        "maxnreg": plan.registers,
+    }
+
+
+def run_narrow(call: _Call, plan: Narrow) -> None:
+    x, k, warm, answers, log, same = call
+    rows, vocabulary = x.shape
+    launch = narrow_launch(plan, _SHIFT[x.dtype])
+    many_narrow_kernel[(rows,)](
+        *(x, *warm, rooms(x, launch["SPACE"]), *answers),
+        *(vocabulary, k, x.stride(0), int(log), plan.deviations),
+        **launch,
+        **same,
+    )
+
+
+def narrow_launch(plan: Narrow, shift: int) -> dict[str, Any]:
+    threads = 32 * plan.warps
+    return {
+        "THREADS": threads,
+        "SHIFT": shift,
+        "SPARE": plan.spare,
+        "SPACE": words_of_sorter(threads),
+        "EVEN": plan.even,
+        "PAIRS": plan.pairs,
         "num_warps": plan.warps,
         "maxnreg": plan.registers,
     }

@@ -65,30 +65,66 @@ class Many(NamedTuple):
 
 
 MANY_TILE = 2048
-#: Warps and registers by logits in 16 bytes, for k up to HUNDREDS and for larger k.
-MANY_HUNDREDS, MANY_MORE = {4: (4, 64), 8: (4, 48)}, {4: (8, 40), 8: (4, 48)}
+#: Warps and registers by logits in 16 bytes, for k up to HUNDREDS; for larger k of float32.
+MANY_HUNDREDS, MANY_MORE = {4: (4, 64), 8: (4, 48)}, (8, 40)
 #: The most candidates of such a row, and the most buckets that they are sorted by.
 MANY_ROOM, BUCKETS = 1536, 1024
 
 
 def many_plan(vocabulary: int, k: int, stride: int, width: int) -> Many:
-    """Space for twice as many candidates as winners, up to MANY_ROOM.
-
-    Few more than k of them take least time, and eight deviations of their number are enough.
-    """
+    """Space for twice as many candidates as winners, up to MANY_ROOM."""
     twice = 2 * max(2, triton.next_power_of_2(k))
-    warps, registers = (MANY_HUNDREDS if k <= HUNDREDS else MANY_MORE)[width]
+    warps, registers = MANY_HUNDREDS[width] if k <= HUNDREDS else MANY_MORE
     cap = max(32 * warps, min(twice, MANY_ROOM))
-    wanted = min(math.sqrt(k * twice), k + 8 * math.sqrt(k)) / vocabulary
     return Many(
         tile=MANY_TILE,
         warps=warps,
         registers=registers,
         cap=cap,
-        deviations=NormalDist().inv_cdf(1.0 - wanted) if wanted < 1.0 else -1e30,
+        deviations=deviations(vocabulary, k),
         even=vocabulary % width == 0 and stride % width == 0,
         sorts=k > HUNDREDS,
         buckets=min(cap, BUCKETS),
+    )
+
+
+def deviations(vocabulary: int, k: int) -> float:
+    """How far above their mean a few more than k of normal logits are.
+
+    The fewer the faster, and eight deviations of their number are enough.
+    """
+    twice = 2 * max(2, triton.next_power_of_2(k))
+    wanted = min(math.sqrt(k * twice), k + 8 * math.sqrt(k)) / vocabulary
+    return NormalDist().inv_cdf(1.0 - wanted) if wanted < 1.0 else -1e30
+
+
+class Narrow(NamedTuple):
+    """Sizes for k from NARROW on of such a row of 16-bit logits (`many_rows_narrow`)."""
+
+    warps: int
+    registers: int
+    deviations: float
+    spare: int  # bits that no position in a row needs, of 16
+    even: bool  # every row begins and ends with a multiple of 16 bytes
+    pairs: bool  # k is even
+
+
+NARROW, NARROW_WARPS, NARROW_REGISTERS = 256, 4, 56
+
+
+def is_narrow(k: int, width: int) -> bool:
+    return k >= NARROW and width == 8
+
+
+def narrow_plan(vocabulary: int, k: int, stride: int) -> Narrow:
+    """The last position of a row is at most vocabulary + 6, where it begins within 16 bytes."""
+    return Narrow(
+        warps=NARROW_WARPS,
+        registers=NARROW_REGISTERS,
+        deviations=deviations(vocabulary, k),
+        spare=16 - (vocabulary + 6).bit_length(),
+        even=vocabulary % 8 == 0 and stride % 8 == 0,
+        pairs=k % 2 == 0,
     )
 
 
