@@ -93,6 +93,19 @@ def test_what_a_cause_explains_accuses_no_other(challenge, bug, cause):
     assert causes(challenge, answer.files) == [cause]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_column_that_wraps_round_is_named_behind_any_prefix(seed):
+    """Behind an empty one it is the column that a wrapped row has; else it had no name."""
+    files, challenge = with_function_of("hasty", "dflash", "tree_mask"), load("dflash")
+    with DiagnosisCertifier(challenge, seed) as certifier:
+        # A bad tree makes its loop endless.
+        certifier.checks = ["random-masks", "mask-of-a-long-branch", "narrow-parents-wrap"]
+        host = certifier.host(seed)
+        failures = list(certifier.failures(host, files, ()))
+        (finding,) = Diagnoser(challenge, host, failures).diagnose().findings
+    assert (finding.cause, finding.certainty) == ("narrow-parents-wrap", "confirmed")
+
+
 def test_form_that_answers_more_alike_leads_another_whose_pattern_fits_better():
     """Which checks show a rounded scale is chance: the form for 8-bit codes alone, which fails few
     checks, was taken for it, and what it left open was a second finding."""

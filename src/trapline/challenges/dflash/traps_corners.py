@@ -23,6 +23,14 @@ _CACHE = '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    first'
 _GENERATE = '    budget = whole(budget, "budget", least=0)\n    if'
 _MASK = '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    count'
 _LIMIT = '"max_new_tokens", least=0'
+_NODES = "    parents = checked_parents(parents)\n    prefix_len = whole"
+_COLUMNS_WALKED = (
+    "        mask[node + 1, : prefix_len + 1] = True\n"
+    "        above = narrow[node]\n"
+    "        while above >= 0:\n"
+    "            mask[node + 1, prefix_len + 1 + above] = True\n"
+    "            above = narrow[above]\n"
+)
 
 
 @trap(
@@ -78,20 +86,23 @@ def small_wide_trees(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="rows of the mask are numbered in a narrow integer, such as the dtype of the parents, "
-    "and wrap round",
+    catches="rows or columns of the mask are numbered in a narrow integer, such as the dtype of "
+    "the parents, and wrap round",
     severity="major",
     story="parents + 1 of int8 parents makes row 128 negative, and the last nodes of a tree see "
     "what another row sees.",
     mutant=edits(
-        (
-            "    parents = checked_parents(parents)\n    prefix_len = whole",
-            "    narrow = np.asarray(parents)\n"
-            "    parents = checked_parents(parents)\n    prefix_len = whole",
-        ),
+        (_NODES, "    narrow = np.asarray(parents)\n" + _NODES),
         (INHERIT, "        mask[node + 1] = mask[int(narrow[node : node + 1][0] + 1)]\n"),
     ),
-    also=[edit(INHERIT, "        mask[node + 1] = mask[(parent + 1) % 256]\n")],
+    also=[
+        edit(INHERIT, "        mask[node + 1] = mask[(parent + 1) % 256]\n"),
+        # Columns, in a walk through the parents as they came.
+        edits(
+            (_NODES, "    narrow = np.asarray(parents)\n" + _NODES),
+            (INHERIT, _COLUMNS_WALKED),
+        ),
+    ],
     seen=WRITTEN,
     control=small_wide_trees,
 )
