@@ -106,6 +106,19 @@ def test_column_that_wraps_round_is_named_behind_any_prefix(seed):
     assert (finding.cause, finding.certainty) == ("narrow-parents-wrap", "confirmed")
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_infinite_weights_of_empty_rows_have_every_nan_of_their_bug(seed):
+    """Where a column of dout had one sign in all of them, dv was infinite there, and not NaN."""
+    name, check = "flash_attention_backward", "empty-rows-nan"
+    files = {"solution.py": (FIELD / "confident" / name / "solution.py").read_text()}
+    challenge = load(name)
+    with DiagnosisCertifier(challenge, seed) as certifier:
+        certifier.checks = [check]
+        host = certifier.host(seed)
+        diagnoser = Diagnoser(challenge, host, list(certifier.failures(host, files, ())))
+        assert diagnoser.answers.comparison(f"{check}#2", check).contains_mutant
+
+
 def test_form_that_answers_more_alike_leads_another_whose_pattern_fits_better():
     """Which checks show a rounded scale is chance: the form for 8-bit codes alone, which fails few
     checks, was taken for it, and what it left open was a second finding."""
