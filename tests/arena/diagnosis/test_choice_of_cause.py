@@ -8,6 +8,7 @@ import pytest
 
 from trapline.arena.certify.diagnosis import DiagnosisCertifier
 from trapline.arena.challenge import load
+from trapline.arena.judge.answers import Answers
 from trapline.arena.judge.diagnosis import MOST_CANDIDATES, Diagnoser
 from trapline.arena.judge.failures import Failure
 from trapline.arena.judge.findings import Report
@@ -62,6 +63,25 @@ def test_bugs_of_an_example_answer_are_named_whatever_is_drawn(function, seed, b
     answers = [finding for finding in found if finding.dimension != "robustness"]
     assert sorted(finding.cause for finding in answers) == bugs
     assert all(finding.certainty == "confirmed" for finding in answers)
+
+
+def test_errors_in_drawn_directions_accuse_no_other_bug(monkeypatch):
+    """A gradient check draws its directions: one in which an error nearly vanishes made the answers
+    unlike those of the bug, and like another bug's."""
+    check, same = "check-moves-another-input", Answers.same
+
+    def same_by_chance(self, form, asked):
+        return self.patterns.forms.get(form) == check if asked == check else same(self, form, asked)
+
+    monkeypatch.setattr(Answers, "same", same_by_chance)
+    challenge, bug = load("layer_norm_backward"), "check-propagates-ones"
+    files = challenge.forms[bug].plant(challenge.solution_files(), bug)
+    with DiagnosisCertifier(challenge, corpus.SEED) as certifier:
+        certifier.checks = sorted(challenge.fault_dictionary[bug])
+        host = certifier.host(corpus.SEED)
+        failures = list(certifier.failures(host, files, ()))
+        (finding,) = Diagnoser(challenge, host, failures).diagnose().findings
+    assert finding.cause == bug
 
 
 def test_pattern_that_fits_all_leads_before_a_side_effect_that_is_confirmed():

@@ -112,6 +112,12 @@ class Answers:
         got = self.failures[check].transcript
         return same_magnitude(got, mutant.transcript) and self._varies(form, check)
 
+    def fails_alike_by_chance(self, form: str, check: str) -> bool:
+        """The mutant fails this check with the same words, by answers that differ from run to run:
+        how large they are says nothing against it."""
+        mutant = self.host.run(form, check)
+        return mutant.failed and self._has_same_reason(check, mutant) and self._varies(form, check)
+
     def _has_same_message(self, form: str, check: str) -> bool:
         """The mutant fails this check, which the dictionary's draw missed, with the same numbers:
         what is measured, such as memory, is never the same twice."""

@@ -457,7 +457,9 @@ class Diagnoser:
             return False
         if cause not in self.confirmed and not self.answers.comparison(cause, own).contains_mutant:
             return False
-        return any(self._explains_itself(form, check) for form in self.traps[check].forms)
+        if not any(self._explains_itself(form, check) for form in self.traps[check].forms):
+            return False
+        return not self.answers.fails_alike_by_chance(cause, check)
 
     def _explains_itself(self, form: str, check: str) -> bool:
         if self._confirms(form, check):
