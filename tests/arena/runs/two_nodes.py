@@ -21,7 +21,7 @@ NODE = {
     "object_store_memory": 80 << 20,
     "include_dashboard": False,
 }
-#: Nobody adds nodes to this cluster, or reads what its workers print.
+#: No nodes are added to this cluster, and what its workers print is not read.
 HEAD = {**NODE, "no_monitor": True, "include_log_monitor": False}
 
 

@@ -182,8 +182,8 @@ def prefill_tiles_the_heads(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the answer of chunked_prefill is as long as whole chunks: behind it are rows that "
-    "nobody asked for",
+    catches="the answer of chunked_prefill is as long as whole chunks: behind it stand rows that "
+    "were not asked for",
     severity="major",
     story="The answer is allocated by whole chunks, and a prompt need not fill its last one.",
     control=one_chunk,

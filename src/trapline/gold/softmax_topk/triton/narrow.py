@@ -41,7 +41,7 @@ def sorter_in(rooms, at, THREADS: tl.constexpr):
     """A list and its counter, buckets, keys and a mark; all empty after the next barrier.
 
     After the buckets come WARP cells for what is no candidate. As keys they lead to words after
-    the others, which nobody reads.
+    the others, which are never read.
     """
     CAP: tl.constexpr = EACH * THREADS
     UNREAD: tl.constexpr = CAP + SLACK
