@@ -40,7 +40,7 @@ def words_of_sorter(threads: int) -> int:
 def sorter_in(rooms, at, THREADS: tl.constexpr):
     """A list and its counter, buckets, keys and a mark; all empty after the next barrier.
 
-    After the buckets come WARP cells for what is no candidate. As keys they lead to words after
+    After the buckets come WARP cells for other words. As keys they lead to words after
     the others, which are never read.
     """
     CAP: tl.constexpr = EACH * THREADS
